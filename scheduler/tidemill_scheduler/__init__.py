@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""The scheduler daemon: it decides which job goes to which worker, and next."""

@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""Model architectures that the native path runs."""

@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""The contract between all processes: messages, keys, states, errors, hashes, Redis Functions."""

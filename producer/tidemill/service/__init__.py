@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""What every process shares: configuration, Redis, broker, metrics, logging, shutdown."""

@@ -1,0 +1,68 @@
+"""A sequence: one job's tokens inside a worker, and how far its KV cache reaches."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from tidemill.protocol.messages import SamplingParams
+from tidemill.protocol.prefix import ExtraKeys
+
+
+class SequenceStatus(Enum):
+    """Where a sequence is in the step scheduler."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """State of one job's tokens.
+
+    The step scheduler owns ``status`` and ``num_computed_tokens``; the block manager owns
+    ``block_table`` and ``block_hashes``.  ``seed`` and position alone fix the randomness.
+    ``num_resumed_tokens`` of ``output_ids`` were generated, and published, by an earlier attempt.
+    """
+
+    seq_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    extra_keys: ExtraKeys | None = None
+    priority: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    num_resumed_tokens: int = 0
+    status: SequenceStatus = SequenceStatus.WAITING
+    #: Tokens whose KV entries are in the cache once the current step has run.
+    num_computed_tokens: int = 0
+    #: Prompt tokens found in the prefix cache at the first admission; None before it.
+    num_cached_tokens: int | None = None
+    num_preemptions: int = 0
+    #: Physical block of each logical block.
+    block_table: list[int] = field(default_factory=list)
+    #: Chained hash of each full block of known tokens, computed lazily.
+    block_hashes: list[bytes] = field(default_factory=list)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens that still have to go through the model."""
+        return self.num_tokens - self.num_computed_tokens
+
+    def token_slice(self, start: int, end: int) -> list[int]:
+        """Return the known tokens at positions ``start`` to ``end`` (exclusive)."""
+        split = len(self.prompt_ids)
+        if end <= split:
+            return self.prompt_ids[start:end]
+        if start >= split:
+            return self.output_ids[start - split : end - split]
+        return self.prompt_ids[start:] + self.output_ids[: end - split]

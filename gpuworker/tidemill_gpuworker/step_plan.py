@@ -1,0 +1,50 @@
+"""What one engine step computes: the contract between step scheduler and model runner."""
+
+from dataclasses import dataclass
+
+from tidemill_gpuworker.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """``num_tokens`` tokens of one sequence from position ``start``, which all have KV blocks."""
+
+    seq: Sequence
+    start: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        """Position after the last scheduled token: the context length of this step."""
+        return self.start + self.num_tokens
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step reaches the last known token, so that the next one can be sampled."""
+        return self.end == self.seq.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: sequences with a single token (decodes) first, then prefill chunks."""
+
+    scheduled: tuple[ScheduledSequence, ...] = ()
+    preempted: tuple[Sequence, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step puts through the model."""
+        return sum(item.num_tokens for item in self.scheduled)
+
+    @property
+    def num_decodes(self) -> int:
+        """How many sequences at the front have exactly one scheduled token."""
+        count = 0
+        while count < len(self.scheduled) and self.scheduled[count].num_tokens == 1:
+            count += 1
+        return count
+
+    @property
+    def sampling(self) -> tuple[ScheduledSequence, ...]:
+        """The sequences that get a new token from this step, in order."""
+        return tuple(item for item in self.scheduled if item.samples)

@@ -1,0 +1,67 @@
+"""Bounded msgpack: every message on the wire is one version byte and one msgpack map."""
+
+from typing import Any, TypeVar
+
+import msgpack
+from pydantic import BaseModel, ValidationError
+
+from tidemill.protocol.errors import MalformedMessage, UnsupportedVersion
+
+#: The highest wire version this process reads and the one it writes.
+WIRE_VERSION = 1
+
+#: Bounds on one message; a larger prompt belongs in a blob store, not in Redis.
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_ARRAY_LEN = 1 << 18
+MAX_MAP_LEN = 1024
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def pack(value: Any) -> bytes:
+    """Encode plain data as msgpack."""
+    return bytes(msgpack.packb(value, use_bin_type=True))
+
+
+def unpack(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
+    """Decode msgpack within the bounds above; raises ``MalformedMessage``."""
+    if len(data) > max_bytes:
+        raise MalformedMessage(f"message has {len(data)} bytes, the limit is {max_bytes}")
+    try:
+        return msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=max_bytes,
+            max_bin_len=max_bytes,
+            max_array_len=MAX_ARRAY_LEN,
+            max_map_len=MAX_MAP_LEN,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise MalformedMessage(f"not a msgpack message: {type(error).__name__}") from error
+
+
+def encode(message: BaseModel) -> bytes:
+    """Encode a message: the version byte, then its fields without those at their default."""
+    return bytes([WIRE_VERSION]) + pack(message.model_dump(mode="python", exclude_defaults=True))
+
+
+def decode(data: bytes, model: type[M]) -> M:
+    """Decode ``data`` as ``model``; raises ``MalformedMessage`` or ``UnsupportedVersion``."""
+    if not data:
+        raise MalformedMessage("empty message")
+    if data[0] != WIRE_VERSION:
+        raise UnsupportedVersion(
+            f"message has version {data[0]}, this process reads {WIRE_VERSION}",
+            fix="Upgrade this process before the one that sent the message.",
+        )
+    try:
+        return model.model_validate(unpack(data[1:]))
+    except ValidationError as error:
+        raise MalformedMessage(f"{model.__name__}: {_first_problem(error)}") from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_input=False, include_url=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"

@@ -1,0 +1,179 @@
+"""Every error Tidemill raises on purpose.
+
+TidemillError
+├── ConfigError                  a setting or command-line value is wrong
+├── InvalidRequest               a job was refused; nothing was queued
+│   ├── UnknownModel             no worker serves this model
+│   └── IdempotencyConflict      same idempotency key, different body
+├── Overloaded                   try again after ``retry_after_seconds``
+│   └── QueueFull                the tenant's queue bound is reached
+├── ProtocolError                bytes on the wire are not what the contract says
+│   ├── MalformedMessage
+│   └── UnsupportedVersion
+├── BrokerError                  Redis or Valkey
+│   ├── BrokerUnavailable        not reachable within the timeout
+│   ├── BrokerNotFound           no server to start
+│   ├── BrokerUnsupported        server too old or configured to lose data
+│   ├── DataDirectoryInUse       another server holds the data directory
+│   └── PortInUse
+├── JobError                     about one job, carries ``job_id``
+│   ├── JobNotFound
+│   ├── JobNotFinished           no terminal state within the caller's timeout
+│   ├── JobCancelled
+│   ├── JobFailed                ended as failed, expired or dead
+│   └── StreamGap                the token log contradicts itself
+├── FencingError                 this process lost the right to write
+│   ├── StaleEpoch               a newer scheduler leads
+│   └── StaleFence               a newer attempt owns the job
+└── ModelError                   a model directory cannot be served
+    ├── ModelNotFound
+    ├── DamagedModel             files missing, truncated or inconsistent
+    ├── UnsafeModel              pickle weights or remote code
+    └── UnsupportedModel         an architecture or feature we do not run
+"""
+
+
+class TidemillError(Exception):
+    """Root of the tree; ``fix`` says in one sentence what to do about it."""
+
+    def __init__(self, message: str, *, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def one_line(self) -> str:
+        """Cause and fix on a single line, as the command line prints it."""
+        text = f"{self.message.rstrip('.')}. {self.fix}" if self.fix else self.message
+        return " ".join(text.split())
+
+
+class ConfigError(TidemillError):
+    """A setting or command-line value is wrong."""
+
+
+class InvalidRequest(TidemillError):
+    """A job was refused before it was queued; ``field`` names the culprit."""
+
+    def __init__(self, message: str, *, field: str, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.field = field
+
+
+class UnknownModel(InvalidRequest):
+    """No worker has served this model recently."""
+
+
+class IdempotencyConflict(InvalidRequest):
+    """The idempotency key was used before with another body."""
+
+
+class Overloaded(TidemillError):
+    """The system is full; retry after ``retry_after_seconds``."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class QueueFull(Overloaded):
+    """The tenant's bound on queued jobs is reached."""
+
+
+class ProtocolError(TidemillError):
+    """Bytes on the wire are not what the contract says."""
+
+
+class MalformedMessage(ProtocolError):
+    """The bytes do not decode to the expected message."""
+
+
+class UnsupportedVersion(ProtocolError):
+    """The message carries a protocol version this process cannot read."""
+
+
+class BrokerError(TidemillError):
+    """Something about the Redis or Valkey server."""
+
+
+class BrokerUnavailable(BrokerError):
+    """The server did not answer within the timeout."""
+
+
+class BrokerNotFound(BrokerError):
+    """There is no server to connect to and none to start."""
+
+
+class BrokerUnsupported(BrokerError):
+    """The server is too old, or configured in a way that loses jobs."""
+
+
+class DataDirectoryInUse(BrokerError):
+    """Another server holds the lock of the data directory."""
+
+
+class PortInUse(BrokerError):
+    """The TCP port is taken."""
+
+
+class JobError(TidemillError):
+    """About one job."""
+
+    def __init__(self, message: str, *, job_id: str, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.job_id = job_id
+
+
+class JobNotFound(JobError):
+    """The job was never accepted here, or its result has expired."""
+
+
+class JobNotFinished(JobError):
+    """The job reached no terminal state within the caller's timeout."""
+
+
+class JobCancelled(JobError):
+    """The job was cancelled; its partial output is kept."""
+
+
+class JobFailed(JobError):
+    """The job ended as failed, expired or dead; ``state`` says which."""
+
+    def __init__(self, message: str, *, job_id: str, state: str, fix: str = "") -> None:
+        super().__init__(message, job_id=job_id, fix=fix)
+        self.state = state
+
+
+class StreamGap(JobError):
+    """The token log of a job contradicts itself; never expected."""
+
+
+class FencingError(TidemillError):
+    """This process lost the right to write what it tried to write."""
+
+
+class StaleEpoch(FencingError):
+    """A newer scheduler leads the shard."""
+
+
+class StaleFence(FencingError):
+    """A newer attempt owns the job."""
+
+
+class ModelError(TidemillError):
+    """A model directory cannot be served."""
+
+
+class ModelNotFound(ModelError):
+    """There is no such model directory or package."""
+
+
+class DamagedModel(ModelError):
+    """Files are missing, truncated or contradict each other."""
+
+
+class UnsafeModel(ModelError):
+    """Pickle weights or remote code, which Tidemill never loads."""
+
+
+class UnsupportedModel(ModelError):
+    """An architecture or feature that Tidemill does not run."""

@@ -1,0 +1,145 @@
+"""The typed face of the Redis Functions in ``functions.lua``.
+
+Each builder returns a ``Call``: a pure value that the ``run`` helpers execute on a synchronous or
+an asynchronous client, alone or pipelined.  All functions are idempotent, so a call whose reply
+was lost may simply be made again.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Generic, TypeVar, cast
+
+import redis
+import redis.asyncio
+
+from tidemill.protocol.errors import (
+    BrokerUnsupported,
+    IdempotencyConflict,
+    QueueFull,
+    StaleEpoch,
+    TidemillError,
+)
+
+LIBRARY = "tm1"
+LUA_SOURCE = files("tidemill.protocol").joinpath("functions.lua").read_text("utf-8")
+
+R = TypeVar("R")
+Field = str | bytes | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[R]):
+    """One function call: name, KEYS, ARGV and how to read its reply."""
+
+    name: str
+    keys: tuple[str, ...]
+    args: tuple[Field, ...]
+    parse: Callable[[Any], R]
+
+    @property
+    def command(self) -> tuple[Field, ...]:
+        """The call as a Redis command."""
+        return ("FCALL", f"{LIBRARY}_{self.name}", len(self.keys), *self.keys, *self.args)
+
+
+def run(client: redis.Redis, call: Call[R]) -> R:
+    """Execute one call; raises the typed error that the function answers with."""
+    with _typed_errors():
+        # redis-py leaves execute_command untyped.
+        return call.parse(client.execute_command(*call.command))  # type: ignore[no-untyped-call]
+
+
+async def run_async(client: redis.asyncio.Redis, call: Call[R]) -> R:
+    """Execute one call on an asynchronous client."""
+    with _typed_errors():
+        reply = cast(
+            Awaitable[Any],
+            client.execute_command(*call.command),  # type: ignore[no-untyped-call]
+        )
+        return call.parse(await reply)
+
+
+def run_many(client: redis.Redis, calls: Sequence[Call[R]]) -> list[R | TidemillError]:
+    """Execute calls in one round trip; an error takes the place of its call's result."""
+    pipeline = client.pipeline(transaction=False)
+    for call in calls:
+        pipeline.execute_command(*call.command)  # type: ignore[no-untyped-call]
+    replies = pipeline.execute(raise_on_error=False)
+    return _parse_all(calls, replies)
+
+
+async def run_many_async(
+    client: redis.asyncio.Redis, calls: Sequence[Call[R]]
+) -> list[R | TidemillError]:
+    """Execute calls in one round trip on an asynchronous client."""
+    pipeline = client.pipeline(transaction=False)
+    for call in calls:
+        pipeline.execute_command(*call.command)
+    replies = await pipeline.execute(raise_on_error=False)
+    return _parse_all(calls, replies)
+
+
+def ensure_library(client: redis.Redis) -> None:
+    """Load the function library unless this very version is loaded."""
+    loaded = client.function_list(library=LIBRARY, withcode=True)
+    if LUA_SOURCE.encode() in _flatten(loaded):
+        return
+    try:
+        client.function_load(LUA_SOURCE, replace=True)
+    except redis.ResponseError as error:
+        raise BrokerUnsupported(
+            f"the server refused Tidemill's function library: {error}",
+            fix="Use Redis 7.0 or Valkey 7.2 or newer, with FUNCTION allowed for this user.",
+        ) from error
+
+
+def _flatten(value: Any) -> set[bytes]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return set().union(*(_flatten(item) for item in value)) if value else set()
+    return {value.encode() if isinstance(value, str) else value} if value else set()
+
+
+class _typed_errors:
+    """Turns the error codes of the library into errors of our tree."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: Any, error: BaseException | None, _traceback: Any) -> None:
+        if isinstance(error, redis.ResponseError) and (typed := typed_error(error)):
+            raise typed from error
+
+
+def _parse_all(calls: Sequence[Call[R]], replies: Sequence[Any]) -> list[R | TidemillError]:
+    results: list[R | TidemillError] = []
+    for call, reply in zip(calls, replies, strict=True):
+        results.append(_failure(reply) if isinstance(reply, Exception) else call.parse(reply))
+    return results
+
+
+def _failure(reply: Exception) -> TidemillError:
+    typed = typed_error(reply)
+    if typed is None:
+        raise reply
+    return typed
+
+
+def typed_error(error: Exception) -> TidemillError | None:
+    """Return the error of our tree that a function's error reply stands for, if it is one."""
+    code, _, detail = str(error).partition(" ")
+    if code == "EPOCH":
+        return StaleEpoch("a newer scheduler leads this shard")
+    if code == "CONFLICT":
+        return IdempotencyConflict(
+            f"idempotency_key: already used for {detail} with another body",
+            field="idempotency_key",
+            fix="Use a new key for a new body.",
+        )
+    if code == "QUEUEFULL":
+        return QueueFull(f"the tenant already has {detail} queued jobs", retry_after_seconds=1.0)
+    if code == "OOM":
+        return QueueFull("the server's memory is full", retry_after_seconds=5.0)
+    return None

@@ -1,0 +1,129 @@
+"""Every Redis key and channel, by name; ``docs/redis-keys.md`` describes their content."""
+
+from dataclasses import dataclass
+
+from tidemill.protocol.ids import shard_of
+
+#: Consumer group and its only consumer: a fixed name lets a new leader read the old one's PEL.
+GROUP = "sched"
+CONSUMER = "s"
+
+#: Keys that live for ever by design; every other key carries a TTL or is emptied by its last job.
+_PERMANENT = ("act", "run", "wk", "sche", "cnt", "salt", "dead")
+_EMPTIED = ("in:",)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardKeys:
+    """Key names of one shard; the hash tag keeps them all in one cluster slot."""
+
+    shard: str = "00"
+
+    @property
+    def prefix(self) -> str:
+        """What all keys of the shard start with."""
+        return f"tm:{{{self.shard}}}:"
+
+    def _name(self, rest: str) -> str:
+        return f"tm:{{{self.shard}}}:{rest}"
+
+    def job(self, job_id: str) -> str:
+        """Hash: the job itself, the only truth about its state."""
+        return self._name(f"j:{job_id}")
+
+    def token_log(self, job_id: str) -> str:
+        """Stream: the generation's write-ahead log, entry ids ``<fence>-<num tokens>``."""
+        return self._name(f"o:{job_id}")
+
+    def token_channel(self, job_id: str) -> str:
+        """Pub/sub channel that repeats the token log as it grows."""
+        return self._name(f"c:{job_id}")
+
+    def ingress(self, queue: str) -> str:
+        """Stream of job pointers of one ``<priority class>:<tenant>``."""
+        return self._name(f"in:{queue}")
+
+    @property
+    def active_queues(self) -> str:
+        """Sorted set: queue name -> ms at which its oldest job began to wait."""
+        return self._name("act")
+
+    @property
+    def running(self) -> str:
+        """Sorted set: job id -> lease expiry in ms; the only crash-recovery index."""
+        return self._name("run")
+
+    @property
+    def workers(self) -> str:
+        """Sorted set: worker id -> heartbeat expiry in ms."""
+        return self._name("wk")
+
+    def worker_info(self, worker_id: str) -> str:
+        """Hash: what a worker serves and its capacity."""
+        return self._name(f"wi:{worker_id}")
+
+    def commands(self, worker_id: str) -> str:
+        """Stream: commands to one worker."""
+        return self._name(f"w:{worker_id}")
+
+    def status(self, worker_id: str) -> str:
+        """Stream: one entry per engine step from one worker."""
+        return self._name(f"ws:{worker_id}")
+
+    @property
+    def leader(self) -> str:
+        """String with expiry: id of the leading scheduler."""
+        return self._name("sch")
+
+    @property
+    def epoch(self) -> str:
+        """String: the leader's term, counted up at each change."""
+        return self._name("sche")
+
+    @property
+    def counters(self) -> str:
+        """Hash: queued and running jobs per tenant."""
+        return self._name("cnt")
+
+    @property
+    def salts(self) -> str:
+        """Hash: tenant -> 16 random bytes mixed into its block hashes."""
+        return self._name("salt")
+
+    @property
+    def dead_letters(self) -> str:
+        """Stream: jobs that used up their attempts, and entries nobody could read."""
+        return self._name("dead")
+
+    @property
+    def bell(self) -> str:
+        """Pub/sub channel that wakes the scheduler."""
+        return self._name("bell")
+
+    def idempotency(self, tenant: str, key: str) -> str:
+        """String: job id and body digest of an idempotency key."""
+        return self._name(f"idem:{tenant}:{key}")
+
+    def model(self, name: str) -> str:
+        """Hash: the card of a served model."""
+        return self._name(f"md:{name}")
+
+    @property
+    def models(self) -> str:
+        """Sorted set: model name -> ms until which its card is valid."""
+        return self._name("mds")
+
+    def tokenizer(self, digest: str) -> str:
+        """String: a compressed tokenizer bundle, by digest."""
+        return self._name(f"tok:{digest}")
+
+
+def keys_of(job_id: str) -> ShardKeys:
+    """Return the keys of the shard that ``job_id`` names; raises ``InvalidRequest``."""
+    return ShardKeys(shard_of(job_id))
+
+
+def is_permanent(key: bytes) -> bool:
+    """Whether ``key`` may live without a TTL."""
+    rest = key.decode("utf-8", "replace").partition("}:")[2]
+    return rest in (*_PERMANENT, "mds") or rest.startswith(_EMPTIED)

@@ -1,0 +1,205 @@
+"""The messages of the wire: frozen pydantic models, unknown fields forbidden."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 128
+MAX_SEED = 2**63 - 1
+
+Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = tuple[TokenId, ...]
+
+
+class WireModel(BaseModel):
+    """Base of all messages; a new field needs a new ``codec.WIRE_VERSION``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class SamplingParams(WireModel):
+    """How tokens are chosen; names, defaults and limits are vLLM's.
+
+    ``max_tokens=None`` means up to the model's context.  ``top_k=0`` and ``-1`` switch top-k off.
+    ``temperature=0`` is greedy.
+    """
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int = Field(default=0, ge=0)
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
+    top_k: int = Field(default=0, ge=-1)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...] = Field(
+        default=(), max_length=MAX_STOP_STRINGS
+    )
+    stop_token_ids: TokenIds = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _min_below_max(self) -> "SamplingParams":
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
+        return self
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature < 1e-5
+
+
+class ChatMessage(WireModel):
+    """One turn of a conversation."""
+
+    role: Name
+    content: str
+
+
+class GenerateRequest(WireModel):
+    """A job of kind *generate*: exactly one of prompt, prompt_ids and messages.
+
+    ``tokenizer_digest`` names the tokenizer that made ``prompt_ids`` or, for text, the one it was
+    meant for; a worker with another refuses the job.  ``stream=False`` lets the worker write the
+    token log less often.  ``priority``: lower is sooner; < 0 interactive, 0 standard, > 0 batch.
+    """
+
+    kind: Literal["generate"] = "generate"
+    model: Name
+    prompt: Text | None = None
+    prompt_ids: TokenIds | None = None
+    messages: tuple[ChatMessage, ...] | None = None
+    params: SamplingParams = SamplingParams()
+    tenant: Tenant = "default"
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    tokenizer_digest: str | None = None
+    stream: bool = True
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> "GenerateRequest":
+        given = [p for p in (self.prompt, self.prompt_ids, self.messages) if p is not None]
+        if len(given) != 1:
+            raise ValueError("exactly one of prompt, prompt_ids and messages is needed")
+        if not given[0]:
+            raise ValueError("the prompt is empty")
+        return self
+
+
+class TokenChunk(WireModel):
+    """One entry of the token log: tokens ``start`` to ``end`` of the output and their text.
+
+    ``text`` may lag behind ``ids`` while a stop string or a UTF-8 character is incomplete.
+    """
+
+    start: int = Field(ge=0)
+    end: int = Field(ge=0)
+    ids: TokenIds = ()
+    text: str = ""
+    choice: int = Field(default=0, ge=0)
+
+
+class Usage(WireModel):
+    """Token counts of a finished job."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class JobEnd(WireModel):
+    """The terminal entry of a token log: how the job ended."""
+
+    state: Name
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    usage: Usage = Usage()
+
+
+class JobResult(WireModel):
+    """What is stored for a finished job.
+
+    ``entries`` holds (end, number of characters) of each token-log entry, so that a late reader
+    gets the same chunks as a live one.
+    """
+
+    end: JobEnd
+    ids: TokenIds = ()
+    text: str = ""
+    entries: tuple[tuple[int, int], ...] = ()
+
+
+class CommandKind(StrEnum):
+    """What the scheduler can ask of a worker."""
+
+    RUN = "run"
+    CANCEL = "cancel"
+    DRAIN = "drain"
+
+
+class WorkerInfo(WireModel):
+    """What a worker registers: the model it serves and its capacity (tokens, sequences, blocks)."""
+
+    worker_id: Name
+    model: Name
+    block_size: int = Field(default=DEFAULT_BLOCK_SIZE, ge=1)
+    num_blocks: int = Field(ge=1)
+    max_num_seqs: int = Field(ge=1)
+    max_num_batched_tokens: int = Field(ge=1)
+    wire_version: int = Field(ge=1)
+    hostname: str = ""
+    pid: int = 0
+
+
+class ModelCard(WireModel):
+    """What producers must know of a served model to make a valid job."""
+
+    name: Name
+    revision: str
+    tokenizer_digest: str
+    max_model_len: int = Field(ge=1)
+    vocab_size: int = Field(ge=1)
+    block_size: int = Field(default=DEFAULT_BLOCK_SIZE, ge=1)
+    eos_token_ids: TokenIds = ()
+
+
+class WorkerStatus(WireModel):
+    """One entry of a worker's status stream, written once per engine step while it works.
+
+    ``waiting_tokens`` are uncached prompt tokens accepted but not yet computed; ``last_command`` is
+    the id of the last command entry that these numbers include.
+    """
+
+    last_command: str = "0-0"
+    num_running: int = Field(default=0, ge=0)
+    num_waiting: int = Field(default=0, ge=0)
+    waiting_tokens: int = Field(default=0, ge=0)
+    free_blocks: int = Field(default=0, ge=0)
+    step_seconds: float = Field(default=0.0, ge=0.0)
+    prompt_tokens: int = Field(default=0, ge=0)
+    cached_tokens: int = Field(default=0, ge=0)
+    generated_tokens: int = Field(default=0, ge=0)
+    num_preemptions: int = Field(default=0, ge=0)
+    draining: bool = False
+
+
+def invalid_request(error: ValidationError) -> InvalidRequest:
+    """Turn pydantic's complaint about a caller's values into our error, naming the field."""
+    problem = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in problem["loc"]) or "request"
+    reason = problem["msg"].removeprefix("Value error, ")
+    shown = repr(problem.get("input"))
+    got = f", got {shown}" if problem["loc"] and len(shown) <= 40 else ""
+    return InvalidRequest(f"{field}: {reason}{got}", field=field)

@@ -1,0 +1,38 @@
+"""The states of a job and the moves between them."""
+
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    """Value of the ``st`` field of a job hash."""
+
+    QUEUED = "queued"
+    RUNNING = "run"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    DEAD = "dead"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the job can never change again."""
+        return self in TERMINAL_STATES
+
+
+TERMINAL_STATES = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.DEAD})
+
+#: State -> states that a function may move it to.  ``run -> queued`` is a requeue.
+ALLOWED_MOVES: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.RUNNING}) | TERMINAL_STATES,
+    JobState.RUNNING: frozenset({JobState.QUEUED}) | TERMINAL_STATES,
+    **{state: frozenset() for state in TERMINAL_STATES},
+}
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended, in the names OpenAI clients know."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
