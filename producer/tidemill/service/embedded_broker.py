@@ -1,0 +1,239 @@
+"""A Valkey or Redis server that this process starts, owns and takes down with it."""
+
+import logging
+import re
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import redis
+from redis import exceptions
+
+from tidemill.protocol.errors import BrokerUnavailable, BrokerUnsupported, PortInUse
+from tidemill.service.broker_binary import ServerBinary, find_server_binary
+from tidemill.service.broker_config import (
+    ServerSettings,
+    default_max_memory_bytes,
+    prepare_socket_path,
+)
+from tidemill.service.data_lock import DataDirectoryLock
+from tidemill.service.fsync_probe import FsyncPolicy, measure_fsync_seconds, policy_for
+from tidemill.service.redis import ServerInfo, check_server, connect
+from tidemill.service.server_process import STOP_GRACE_SECONDS, ServerProcess
+
+_log = logging.getLogger(__name__)
+
+#: ``fsync``: an acknowledged write survives power loss. ``fast``: the last two seconds may be lost.
+#: ``none``: a restart loses everything. ``unknown``: the server does not say.
+Durability = Literal["fsync", "fast", "none", "unknown"]
+
+_CONNECT_SECONDS = 10.0
+_POLL_SECONDS = 0.01
+_PROBE_TIMEOUT_SECONDS = 5.0
+_LOG_NAME = "valkey.log"
+_LOG_PREFIX = re.compile(r"^\d+:\w .*?\d\d:\d\d:\d\d\.\d+ [.\-*#] ")
+_PROBE = """#!lua name=tm_probe
+redis.register_function('tm_probe', function() return redis.status_reply('OK') end)
+"""
+
+
+class EmbeddedBroker:
+    """A running server and the lock on its data directory; a context manager that stops it."""
+
+    def __init__(self, binary: ServerBinary, settings: ServerSettings, lock: DataDirectoryLock):
+        self._binary = binary
+        self._lock = lock
+        self._process: ServerProcess | None = None
+        self._info: ServerInfo | None = None
+        self.settings = settings
+
+    @classmethod
+    def start(
+        cls,
+        data_dir: Path,
+        *,
+        port: int | None = None,
+        fsync: FsyncPolicy | Literal["auto"] = "auto",
+        max_memory_bytes: int | None = None,
+        binary: ServerBinary | None = None,
+    ) -> Self:
+        """Start a server on ``data_dir`` and return once it serves, its old data loaded.
+
+        ``fsync="auto"`` measures the disk. Raises ``BrokerNotFound``, ``DataDirectoryInUse``,
+        ``PortInUse``, ``ConfigError`` or ``BrokerUnavailable``; nothing is left running then.
+        """
+        binary = binary or find_server_binary()
+        data_dir = data_dir.absolute()
+        if port:
+            _check_port(port)
+        lock = DataDirectoryLock(data_dir)
+        lock.acquire(patience_seconds=STOP_GRACE_SECONDS)
+        try:
+            settings = ServerSettings(
+                data_dir=data_dir,
+                socket_path=prepare_socket_path(data_dir),
+                port=port,
+                fsync=_choose_policy(data_dir) if fsync == "auto" else fsync,
+                max_memory_bytes=max_memory_bytes or default_max_memory_bytes(),
+            )
+            broker = cls(binary, settings, lock)
+            broker._launch()
+        except BaseException:
+            lock.release()
+            raise
+        return broker
+
+    @property
+    def url(self) -> str:
+        """The address for redis-py, over the private socket."""
+        return self.settings.url
+
+    @property
+    def durability(self) -> Durability:
+        """What an accepted job survives."""
+        return "fsync" if self.settings.fsync == "always" else "fast"
+
+    @property
+    def pid(self) -> int:
+        """The server's own process id."""
+        return self._running_info.pid
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The server's version as numbers."""
+        return self._running_info.version
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server process lives."""
+        return self._process is not None and not self._process.has_exited()
+
+    def restart(self) -> None:
+        """Start a server that died again on the same data; a live one is stopped first."""
+        self._end_process()
+        if self.settings.port:
+            _check_port(self.settings.port)
+        self._launch()
+
+    def stop(self) -> None:
+        """End the server, its data flushed, and free the data directory; may be repeated."""
+        self._end_process()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def _running_info(self) -> ServerInfo:
+        if self._info is None:
+            raise BrokerUnavailable("the embedded server is stopped", fix="Start it again.")
+        return self._info
+
+    @property
+    def _log_file(self) -> Path:
+        return self.settings.data_dir / _LOG_NAME
+
+    def _launch(self) -> None:
+        if self._log_file.exists():
+            self._log_file.replace(self._log_file.with_suffix(".log.1"))
+        command = [str(self._binary.path), *self.settings.arguments()]
+        self._process = ServerProcess(
+            command, log_file=self._log_file, inherited_fds=(self._lock.fd,)
+        )
+        try:
+            self._info = self._await_ready(self._process)
+        except BaseException:
+            self._end_process()
+            raise
+
+    def _await_ready(self, process: ServerProcess) -> ServerInfo:
+        with connect(self.url, timeout_seconds=_PROBE_TIMEOUT_SECONDS, retries=0) as client:
+            deadline = time.monotonic() + _CONNECT_SECONDS
+            while (answer := _ping(client)) != "ready":
+                if process.has_exited(within_seconds=_POLL_SECONDS):
+                    raise self._start_failure("exited at start")
+                # Loading a large log may take minutes, but a loading server does answer.
+                if answer == "loading":
+                    deadline = time.monotonic() + _CONNECT_SECONDS
+                if time.monotonic() > deadline:
+                    raise self._start_failure("does not answer")
+            info = check_server(client)
+            _check_functions(client)
+            return info
+
+    def _start_failure(self, what: str) -> BrokerUnavailable:
+        reason = _last_line(self._log_file)
+        return BrokerUnavailable(
+            f"the embedded server {what}: {reason}", fix=f"Its full log is {self._log_file}."
+        )
+
+    def _end_process(self) -> None:
+        process, self._process, self._info = self._process, None, None
+        if process is not None:
+            process.stop()
+            # A killed server leaves its socket behind, which would look like a live one.
+            self.settings.socket_path.unlink(missing_ok=True)
+
+
+def _choose_policy(data_dir: Path) -> FsyncPolicy:
+    seconds = measure_fsync_seconds(data_dir)
+    policy = policy_for(seconds)
+    if policy != "always":
+        _log.warning(
+            "an fsync in %s takes %.0f ms, too slow to sync every write: a crash may lose the last"
+            " two seconds of accepted jobs",
+            data_dir,
+            seconds * 1000,
+        )
+    return policy
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        # As the server does: connections of its predecessor in TIME_WAIT must not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            raise PortInUse(
+                f"port {port} on 127.0.0.1 cannot be used: {error}",
+                fix="Choose another with --port, or leave it out to use the private socket only.",
+            ) from error
+
+
+def _ping(client: redis.Redis) -> Literal["ready", "loading", "silent"]:
+    try:
+        client.ping()
+    except exceptions.BusyLoadingError:
+        return "loading"
+    except (exceptions.ConnectionError, exceptions.TimeoutError):
+        return "silent"
+    return "ready"
+
+
+def _check_functions(client: redis.Redis) -> None:
+    try:
+        client.function_load(_PROBE, replace=True)
+        client.fcall("tm_probe", 0)
+        client.function_delete("tm_probe")
+    except exceptions.ResponseError as error:
+        raise BrokerUnsupported(
+            f"the server cannot run functions: {error}",
+            fix="Use Redis >= 7.0 or Valkey >= 7.2 with scripting enabled.",
+        ) from error
+
+
+def _last_line(log_file: Path) -> str:
+    lines = log_file.read_text("utf-8", "replace").split("\n")
+    said = [line for line in lines if line.strip()]
+    return _LOG_PREFIX.sub("", said[-1]) if said else "it said nothing"

@@ -1,0 +1,51 @@
+"""Fixtures every test may use, and the environment that torch and its friends need."""
+
+import os
+
+# Before anything imports torch. Spinning OpenMP threads starve the other processes of a test on
+# small machines; the Triton interpreter must fuse multiply-adds as the GPU does.
+os.environ["OMP_WAIT_POLICY"] = "passive"
+os.environ["GOMP_SPINCOUNT"] = "0"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from support.valkey import leaked_keys, start_fast_server
+from tidemill.protocol.functions import ensure_library
+from tidemill.service.broker import EmbeddedBroker
+from tidemill.service.redis import connect
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "leaks_keys: may leave Redis keys without a TTL behind")
+
+
+@pytest.fixture(scope="session")
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """One server for the whole session; its content is flushed before each test."""
+    with start_fast_server(tmp_path_factory.mktemp("valkey")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(valkey_server: EmbeddedBroker) -> str:
+    """The address of an empty server."""
+    with connect(valkey_server.url) as client:
+        client.flushall()
+    return valkey_server.url
+
+
+@pytest.fixture
+def redis_client(redis_url: str, request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
+    """A client of an empty server; afterwards no key may live for ever that should not."""
+    with connect(redis_url, client_name="tests") as client:
+        ensure_library(client)
+        yield client
+        if request.node.get_closest_marker("leaks_keys") is None:
+            leaked = leaked_keys(client)
+            assert not leaked, f"keys without a TTL: {leaked}"

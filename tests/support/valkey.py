@@ -1,0 +1,37 @@
+"""A real server for the tests, and the check that they leave nothing behind in it."""
+
+import os
+from pathlib import Path
+
+import pytest
+import redis
+
+from tidemill.protocol.errors import BrokerNotFound, BrokerUnsupported
+from tidemill.protocol.keys import is_permanent
+from tidemill.service.broker import EmbeddedBroker
+from tidemill.service.broker_binary import ServerBinary, find_server_binary
+
+
+def require_server_binary() -> ServerBinary:
+    """The server to test against; without one skip on a developer's machine, fail in CI."""
+    try:
+        return find_server_binary()
+    except (BrokerNotFound, BrokerUnsupported) as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(error.one_line())
+
+
+def start_fast_server(data_dir: Path) -> EmbeddedBroker:
+    """A server that never waits for the disk; tests about durability start their own."""
+    return EmbeddedBroker.start(data_dir, fsync="no", binary=require_server_binary())
+
+
+def leaked_keys(client: redis.Redis) -> list[str]:
+    """Keys that would live for ever although they are not on the permanent list."""
+    keys = [key for key in client.scan_iter(count=1000) if not is_permanent(key)]
+    with client.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.ttl(key)
+        lifetimes = pipe.execute()
+    return [key.decode() for key, ttl in zip(keys, lifetimes, strict=True) if ttl == -1]
