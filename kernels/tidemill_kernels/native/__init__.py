@@ -1,0 +1,1 @@
+"""C++ kernels for the CPU, compiled at first use and called through ctypes."""

@@ -1,0 +1,118 @@
+"""Cache write and paged attention on the CPU: argument checks, then one call into C++."""
+
+import ctypes
+
+import torch
+
+from tidemill_kernels import torch_ops
+from tidemill_kernels.checks import check_attention, check_cache_write
+from tidemill_kernels.metadata import AttentionMetadata
+from tidemill_kernels.native.library import AttentionArgs, CacheWriteArgs
+
+_LANES = 8
+
+
+class NativeAttention:
+    """The two attention operations of a loaded library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    def reshape_and_cache(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Store each token's key and value in its slot; arguments as in `reference`.
+
+        Raises:
+            ValueError: shapes or dtypes do not fit.
+            IndexError: a slot lies beyond the cache; nothing was written.
+        """
+        check_cache_write(key, value, key_cache, value_cache, slot_mapping)
+        args = _cache_write_args(key, value, key_cache, value_cache, slot_mapping)
+        bad = self._library.tidemill_reshape_and_cache(ctypes.byref(args))
+        if bad:
+            slot = int(slot_mapping[bad - 1])
+            raise IndexError(f"token {bad - 1}: slot {slot} is beyond the {args.num_slots} slots")
+
+    def paged_attention(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> None:
+        """Attend over the paged cache; arguments as in `reference`.
+
+        Dtypes other than float32 and bfloat16, and head dimensions that are not a multiple of 8, go
+        to `torch_ops`.
+
+        Raises:
+            ValueError: shapes or dtypes do not fit.
+            IndexError: a sequence's lengths or blocks are impossible; nothing was written.
+        """
+        check_attention(out, query, key_cache, value_cache, metadata)
+        if not _is_native(out, query, key_cache):
+            torch_ops.paged_attention(out, query, key_cache, value_cache, metadata, scale)
+            return
+        args = _attention_args(out, query, key_cache, value_cache, metadata, scale)
+        bad = self._library.tidemill_paged_attention(ctypes.byref(args))
+        if bad:
+            raise IndexError(f"sequence {bad - 1}: impossible lengths, or a block out of range")
+
+
+def _is_native(out: torch.Tensor, query: torch.Tensor, key_cache: torch.Tensor) -> bool:
+    same = out.dtype == query.dtype == key_cache.dtype
+    supported = query.dtype in (torch.float32, torch.bfloat16)
+    return same and supported and query.shape[2] % _LANES == 0
+
+
+def _cache_write_args(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> CacheWriteArgs:
+    num_blocks, kv_heads, block_size, head_dim = key_cache.shape
+    size = key_cache.element_size()
+    return CacheWriteArgs(
+        *(key.data_ptr(), value.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr()),
+        slot_mapping.data_ptr(),
+        *(key.stride(0) * size, key.stride(1) * size),
+        *(value.stride(0) * size, value.stride(1) * size),
+        *(stride * size for stride in key_cache.stride()[:3]),
+        *(slot_mapping.shape[0], num_blocks * block_size),
+        *(block_size, kv_heads, head_dim * size, torch.get_num_threads()),
+    )
+
+
+def _attention_args(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+) -> AttentionArgs:
+    num_blocks, kv_heads, block_size, head_dim = key_cache.shape
+    return AttentionArgs(
+        *(out.data_ptr(), query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr()),
+        metadata.block_tables.data_ptr(),
+        metadata.seq_lens.data_ptr(),
+        metadata.cu_seqlens_q.data_ptr(),
+        *out.stride()[:2],
+        *query.stride()[:2],
+        *key_cache.stride()[:3],
+        *(num_blocks, metadata.block_tables.shape[1], block_size),
+        *(query.shape[1], kv_heads, head_dim),
+        *(metadata.num_decodes, metadata.num_seqs),
+        *(query.dtype == torch.bfloat16, torch.get_num_threads()),
+        scale,
+    )

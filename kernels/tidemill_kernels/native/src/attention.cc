@@ -1,0 +1,147 @@
+// Entry points for attention and cache writes. Returns: 0, or 1 + the index of the offending
+// sequence or token, checked before anything is written.
+#include "attention.h"
+
+#include <vector>
+
+#include "decode.h"
+#include "prefill.h"
+
+namespace {
+
+struct WorkItem {
+  int32_t seq, kv_head, begin, end;
+};
+
+int check_blocks(const AttentionArgs& a) {
+  for (int seq = 0; seq < a.num_seqs; seq++) {
+    const int64_t used = ((int64_t)a.seq_lens[seq] + a.block_size - 1) / a.block_size;
+    const int query_len = a.cu_seqlens_q[seq + 1] - a.cu_seqlens_q[seq];
+    if (used > a.max_blocks || query_len < 1 || query_len > a.seq_lens[seq]) return seq + 1;
+    if (seq < a.num_decodes && query_len != 1) return seq + 1;
+    const int32_t* table = a.block_tables + (int64_t)seq * a.max_blocks;
+    for (int64_t i = 0; i < used; i++)
+      if (table[i] < 0 || table[i] >= a.num_blocks) return seq + 1;
+  }
+  return 0;
+}
+
+template <class T>
+void decode_item(const AttentionArgs& a, const WorkItem& w, float* acc, Softmax* states) {
+  const int group = a.num_heads / a.kv_heads, dim = a.head_dim;
+  std::vector<float> query(group * dim);
+  const auto* row = (const typename T::Scalar*)a.query +
+                    a.cu_seqlens_q[w.seq] * a.query_token_stride;
+  for (int g = 0; g < group; g++)
+    for (int i = 0; i < dim; i += kLanes)
+      Float32::store(&query[g * dim + i],
+                     T::load(row + (w.kv_head * group + g) * a.query_head_stride + i) * a.scale);
+  for (int i = 0; i < group * dim; i++) acc[i] = 0.0f;
+  for (int g = 0; g < group; g++) states[g] = Softmax{};
+  switch (dim / kLanes) {
+    case 8: decode_heads<T, 8>(a, w.seq, w.kv_head, group, query.data(), w.begin, w.end, acc, states); break;
+    case 16: decode_heads<T, 16>(a, w.seq, w.kv_head, group, query.data(), w.begin, w.end, acc, states); break;
+    default: decode_heads<T, 0>(a, w.seq, w.kv_head, group, query.data(), w.begin, w.end, acc, states); break;
+  }
+}
+
+// Merges the splits of one (sequence, KV head), always in the same order, and writes the output.
+template <class T>
+void write_output(const AttentionArgs& a, int seq, int kv_head, int splits, float* acc,
+                  const Softmax* states) {
+  const int group = a.num_heads / a.kv_heads, dim = a.head_dim;
+  auto* row = (typename T::Scalar*)a.out + a.cu_seqlens_q[seq] * a.out_token_stride;
+  for (int g = 0; g < group; g++) {
+    float max = -INFINITY, sum = 0.0f;
+    for (int s = 0; s < splits; s++) max = std::fmax(max, states[s * group + g].max);
+    for (int s = 0; s < splits; s++) {
+      const Softmax& part = states[s * group + g];
+      sum += part.sum * std::exp(part.max - max);
+    }
+    for (int i = 0; i < dim; i += kLanes) {
+      Vec total = splat(0.0f);
+      for (int s = 0; s < splits; s++)
+        total += Float32::load(acc + ((int64_t)s * group + g) * dim + i) *
+                 std::exp(states[s * group + g].max - max);
+      T::store(row + (kv_head * group + g) * a.out_head_stride + i, total / sum);
+    }
+  }
+}
+
+template <class T>
+void decode(const AttentionArgs& a) {
+  const int group = a.num_heads / a.kv_heads, dim = a.head_dim;
+  std::vector<WorkItem> items;
+  std::vector<int64_t> first(1, 0);  // of each (sequence, KV head), and one past the last
+  for (int seq = 0; seq < a.num_decodes; seq++)
+    for (int head = 0; head < a.kv_heads; head++) {
+      for (int begin = 0; begin < a.seq_lens[seq]; begin += kSplit) {
+        const int rest = a.seq_lens[seq] - begin;
+        items.push_back({seq, head, begin, begin + (rest < kSplit ? rest : kSplit)});
+      }
+      first.push_back((int64_t)items.size());
+    }
+  const int64_t num_items = (int64_t)items.size(), num_outputs = (int64_t)first.size() - 1;
+  std::vector<float> acc((size_t)num_items * group * dim);
+  std::vector<Softmax> states((size_t)num_items * group);
+  const int threads = num_items < a.num_threads ? (int)num_items : a.num_threads;
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < num_items; i++)
+      decode_item<T>(a, items[i], &acc[i * group * dim], &states[i * group]);
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < num_outputs; i++)
+      write_output<T>(a, (int)(i / a.kv_heads), (int)(i % a.kv_heads), (int)(first[i + 1] - first[i]),
+                      &acc[first[i] * group * dim], &states[first[i] * group]);
+  }
+}
+
+template <class T>
+void attend(const AttentionArgs& a) {
+  if (a.num_decodes > 0) decode<T>(a);
+  if (a.num_decodes < a.num_seqs) prefill<T>(a);
+}
+
+}  // namespace
+
+extern "C" int tidemill_paged_attention(const AttentionArgs* args) {
+  const int bad = check_blocks(*args);
+  if (bad) return bad;
+  args->is_bfloat16 ? attend<BFloat16>(*args) : attend<Float32>(*args);
+  return 0;
+}
+
+struct CacheWriteArgs {
+  const char* key;
+  const char* value;
+  char* key_cache;
+  char* value_cache;
+  const int64_t* slot_mapping;
+  int64_t key_token_stride, key_head_stride;  // every stride counts bytes
+  int64_t value_token_stride, value_head_stride;
+  int64_t block_stride, head_stride, slot_stride;
+  int64_t num_tokens, num_slots;
+  int32_t block_size, kv_heads, row_bytes, num_threads;
+};
+
+extern "C" int64_t tidemill_reshape_and_cache(const CacheWriteArgs* args) {
+  const CacheWriteArgs& a = *args;
+  for (int64_t t = 0; t < a.num_tokens; t++)
+    if (a.slot_mapping[t] >= a.num_slots) return t + 1;
+  // A parallel region costs more than copying a few rows.
+  const int threads = a.num_tokens * a.kv_heads * a.row_bytes < 65536 ? 1 : a.num_threads;
+#pragma omp parallel for num_threads(threads)
+  for (int64_t t = 0; t < a.num_tokens; t++) {
+    const int64_t slot = a.slot_mapping[t];
+    if (slot < 0) continue;
+    const int64_t at = slot / a.block_size * a.block_stride + slot % a.block_size * a.slot_stride;
+    for (int h = 0; h < a.kv_heads; h++) {
+      std::memcpy(a.key_cache + at + h * a.head_stride,
+                  a.key + t * a.key_token_stride + h * a.key_head_stride, a.row_bytes);
+      std::memcpy(a.value_cache + at + h * a.head_stride,
+                  a.value + t * a.value_token_stride + h * a.value_head_stride, a.row_bytes);
+    }
+  }
+  return 0;
+}

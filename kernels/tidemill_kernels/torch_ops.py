@@ -1,0 +1,72 @@
+"""The same two operations in torch alone: the fallback wherever no kernel can be had."""
+
+import torch
+
+from tidemill_kernels.checks import check_attention, check_cache_write
+from tidemill_kernels.metadata import AttentionMetadata
+
+
+def reshape_and_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Store each token's key and value in its slot; arguments as in `reference`."""
+    check_cache_write(key, value, key_cache, value_cache, slot_mapping)
+    used = slot_mapping >= 0
+    slots = slot_mapping[used]
+    block_size = key_cache.shape[2]
+    blocks, offsets = slots // block_size, slots % block_size
+    key_cache[blocks, :, offsets] = key[used]
+    value_cache[blocks, :, offsets] = value[used]
+
+
+def paged_attention(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+) -> None:
+    """Gather each sequence's blocks and attend in float32; arguments as in `reference`."""
+    check_attention(out, query, key_cache, value_cache, metadata)
+    starts = metadata.cu_seqlens_q.tolist()
+    for seq, seq_len in enumerate(metadata.seq_lens.tolist()):
+        rows = slice(starts[seq], starts[seq + 1])
+        block_table = metadata.block_tables[seq]
+        keys = _gather(key_cache, block_table, seq_len)
+        values = _gather(value_cache, block_table, seq_len)
+        out[rows] = _attend(query[rows], keys, values, scale)
+
+
+def _gather(cache: torch.Tensor, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
+    _, kv_heads, block_size, head_dim = cache.shape
+    num_blocks = -(-seq_len // block_size)
+    blocks = cache[block_table[:num_blocks].long()]
+    by_head = blocks.transpose(0, 1).reshape(kv_heads, num_blocks * block_size, head_dim)
+    return by_head[:, :seq_len].float()
+
+
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+) -> torch.Tensor:
+    # Heads that share a KV head become rows of one matrix product: [kv_heads, group * tokens, D].
+    num_tokens, num_heads, head_dim = query.shape
+    kv_heads, seq_len, _ = keys.shape
+    group_size = num_heads // kv_heads
+    grouped = query.float().view(num_tokens, kv_heads, group_size, head_dim).permute(1, 2, 0, 3)
+    scores = torch.bmm(grouped.reshape(kv_heads, -1, head_dim), keys.transpose(1, 2)) * scale
+    scores = scores.view(kv_heads, group_size, num_tokens, seq_len)
+    if num_tokens > 1:
+        scores.masked_fill_(_future(num_tokens, seq_len, query.device), float("-inf"))
+    weights = scores.softmax(dim=-1).view(kv_heads, -1, seq_len)
+    mixed = torch.bmm(weights, values).view(kv_heads, group_size, num_tokens, head_dim)
+    return mixed.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim).to(query.dtype)
+
+
+def _future(num_tokens: int, seq_len: int, device: torch.device) -> torch.Tensor:
+    positions = torch.arange(seq_len - num_tokens, seq_len, device=device)
+    return torch.arange(seq_len, device=device)[None, :] > positions[:, None]
