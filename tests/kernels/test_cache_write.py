@@ -60,5 +60,5 @@ def test_a_slot_beyond_the_cache_is_refused_and_nothing_is_written() -> None:
 def test_a_dtype_other_than_the_caches_is_refused(backend: AttentionBackend) -> None:
     key, value = make_tokens(1, torch.bfloat16)
     caches = torch.zeros(2, 1, 3, 16, 24)
-    with pytest.raises(ValueError, match="key is torch.bfloat16, the cache is torch.float32"):
+    with pytest.raises(ValueError, match=r"key is torch\.bfloat16, the cache is torch\.float32"):
         backend.reshape_and_cache(key, value, caches[0], caches[1], torch.tensor([0]))

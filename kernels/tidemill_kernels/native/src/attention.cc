@@ -38,10 +38,11 @@ void decode_item(const AttentionArgs& a, const WorkItem& w, float* acc, Softmax*
                      T::load(row + (w.kv_head * group + g) * a.query_head_stride + i) * a.scale);
   for (int i = 0; i < group * dim; i++) acc[i] = 0.0f;
   for (int g = 0; g < group; g++) states[g] = Softmax{};
+  const float* q = query.data();
   switch (dim / kLanes) {
-    case 8: decode_heads<T, 8>(a, w.seq, w.kv_head, group, query.data(), w.begin, w.end, acc, states); break;
-    case 16: decode_heads<T, 16>(a, w.seq, w.kv_head, group, query.data(), w.begin, w.end, acc, states); break;
-    default: decode_heads<T, 0>(a, w.seq, w.kv_head, group, query.data(), w.begin, w.end, acc, states); break;
+    case 8: decode_heads<T, 8>(a, w.seq, w.kv_head, group, q, w.begin, w.end, acc, states); break;
+    case 16: decode_heads<T, 16>(a, w.seq, w.kv_head, group, q, w.begin, w.end, acc, states); break;
+    default: decode_heads<T, 0>(a, w.seq, w.kv_head, group, q, w.begin, w.end, acc, states); break;
   }
 }
 
@@ -92,8 +93,9 @@ void decode(const AttentionArgs& a) {
       decode_item<T>(a, items[i], &acc[i * group * dim], &states[i * group]);
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < num_outputs; i++)
-      write_output<T>(a, (int)(i / a.kv_heads), (int)(i % a.kv_heads), (int)(first[i + 1] - first[i]),
-                      &acc[first[i] * group * dim], &states[first[i] * group]);
+      write_output<T>(a, (int)(i / a.kv_heads), (int)(i % a.kv_heads),
+                      (int)(first[i + 1] - first[i]), &acc[first[i] * group * dim],
+                      &states[first[i] * group]);
   }
 }
 

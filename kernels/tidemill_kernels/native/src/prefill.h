@@ -45,12 +45,11 @@ inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int6
 inline void matmul(const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c,
                    int64_t c_stride, int rows, int depth, int vecs) {
   int r = 0;
-  for (; r + 6 <= rows; r += 6)
-    multiply_rows<6>(a + r * a_stride, a_stride, b, b_stride, c + r * c_stride, c_stride, depth, vecs);
-  for (; r + 2 <= rows; r += 2)
-    multiply_rows<2>(a + r * a_stride, a_stride, b, b_stride, c + r * c_stride, c_stride, depth, vecs);
-  if (r < rows)
-    multiply_rows<1>(a + r * a_stride, a_stride, b, b_stride, c + r * c_stride, c_stride, depth, vecs);
+  for (; r + 6 <= rows; r += 6, a += 6 * a_stride, c += 6 * c_stride)
+    multiply_rows<6>(a, a_stride, b, b_stride, c, c_stride, depth, vecs);
+  for (; r + 2 <= rows; r += 2, a += 2 * a_stride, c += 2 * c_stride)
+    multiply_rows<2>(a, a_stride, b, b_stride, c, c_stride, depth, vecs);
+  if (r < rows) multiply_rows<1>(a, a_stride, b, b_stride, c, c_stride, depth, vecs);
 }
 
 // One thread's buffers, allocated once per call.
@@ -119,8 +118,9 @@ void prefill_tile(const AttentionArgs& a, int seq, int kv_head, int first, int t
     }
     matmul(scores, kChunk, s.values.data(), dim, acc, dim, active, count, dim / kLanes);
   }
+  auto* first_out = (typename T::Scalar*)a.out + (int64_t)(start + first) * a.out_token_stride;
   for (int r = 0; r < rows; r++) {
-    auto* out = (typename T::Scalar*)a.out + (int64_t)(start + first + r / group) * a.out_token_stride +
+    auto* out = first_out + r / group * a.out_token_stride +
                 (kv_head * group + r % group) * a.out_head_stride;
     for (int i = 0; i < dim; i += kLanes)
       T::store(out + i, Float32::load(&s.acc[r * dim + i]) / s.states[r].sum);
