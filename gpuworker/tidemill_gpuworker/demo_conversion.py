@@ -1,0 +1,92 @@
+"""Turn the demo model's GGUF into a Hugging Face directory, in a process of its own.
+
+That process alone imports transformers' loaders, and gives their memory back when it ends.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tidemill.protocol.errors import ModelError
+
+_CHAT_TEMPLATE_FIELD = "tokenizer.chat_template"
+
+#: The source is a local file, so nothing may ask a hub; progress is the caller's to show.
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "OMP_WAIT_POLICY": "passive"}
+
+
+def convert(gguf: Path, out: Path) -> None:
+    """Write ``gguf`` to the existing directory ``out``: bf16 safetensors, tokenizer, template.
+
+    Raises ``ModelError`` with the reason if it cannot be done.
+    """
+    module = "tidemill_gpuworker.demo_conversion"
+    command = [sys.executable, "-m", module, str(gguf), str(out)]
+    done = subprocess.run(command, env=os.environ | _ENVIRONMENT, capture_output=True, check=False)
+    if done.returncode:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise ModelError(
+            f"the demo model could not be converted: {lines[-1] if lines else done.returncode}",
+            fix="Check that the packages of tidemill[worker] are installed.",
+        )
+
+
+def _convert_here(gguf: Path, out: Path) -> None:
+    # Imported here so that the parent process never pays for it.
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    tokenizer = _load_tokenizer(gguf)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent,
+        gguf_file=gguf.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    _agree_on_special_tokens(model, tokenizer)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def _load_tokenizer(gguf: Path) -> Any:
+    from gguf import GGUFReader
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    _split_digits(tokenizer.backend_tokenizer)
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = GGUFReader(gguf).get_field(_CHAT_TEMPLATE_FIELD).contents()
+    for loading_option in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(loading_option, None)
+    return tokenizer
+
+
+def _split_digits(backend: Any) -> None:
+    from tokenizers import pre_tokenizers as pre
+
+    # The GGUF names its pre-tokenizer "smollm": digits stand alone, then GPT-2's byte level. The
+    # GGUF loader knows the second half only, which shows where several spaces precede a digit.
+    backend.pre_tokenizer = pre.Sequence(
+        [pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False)]
+    )
+
+
+def _agree_on_special_tokens(model: Any, tokenizer: Any) -> None:
+    from transformers import GenerationConfig
+
+    ids = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    for name, token_id in ids.items():
+        setattr(model.config, name, token_id)
+    model.config.name_or_path = ""
+    model.generation_config = GenerationConfig(**ids, do_sample=False)
+    tokenizer.model_max_length = model.config.max_position_embeddings
+
+
+if __name__ == "__main__":
+    _convert_here(Path(sys.argv[1]), Path(sys.argv[2]))
