@@ -19,8 +19,9 @@ class SequenceStatus(Enum):
 class Sequence:
     """State of one job's tokens.
 
-    The step scheduler owns ``status`` and ``num_computed_tokens``; the block manager owns
-    ``block_table`` and ``block_hashes``.  ``seed`` and position alone fix the randomness.
+    The step scheduler owns ``output_ids``, ``status``, ``arrival`` and the counts but
+    ``num_resumed_tokens``; the block manager owns ``block_table`` and ``block_hashes``.
+    ``seed`` and position alone fix the randomness.
     ``num_resumed_tokens`` of ``output_ids`` were generated, and published, by an earlier attempt.
     """
 
@@ -33,6 +34,8 @@ class Sequence:
     output_ids: list[int] = field(default_factory=list)
     num_resumed_tokens: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
+    #: Running number of this sequence in its step scheduler, which sets it.
+    arrival: int = 0
     #: Tokens whose KV entries are in the cache once the current step has run.
     num_computed_tokens: int = 0
     #: Prompt tokens found in the prefix cache at the first admission; None before it.

@@ -19,8 +19,16 @@ class ScheduledSequence:
         return self.start + self.num_tokens
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """How many of the scheduled tokens belong to the prompt."""
+        return max(0, min(self.end, self.seq.num_prompt_tokens) - self.start)
+
+    @property
     def samples(self) -> bool:
-        """Whether the step reaches the last known token, so that the next one can be sampled."""
+        """Whether the step reaches the last known token, so that the next one can be sampled.
+
+        True until the sampled token is appended.
+        """
         return self.end == self.seq.num_tokens
 
 

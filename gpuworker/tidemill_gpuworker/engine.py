@@ -1,0 +1,187 @@
+"""The engine: from waiting sequences to new tokens, one step at a time."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.step_plan import StepPlan
+from tidemill_gpuworker.step_scheduler import StepScheduler
+
+Logits = TypeVar("Logits")
+LogitsOut = TypeVar("LogitsOut", covariant=True)
+LogitsIn = TypeVar("LogitsIn", contravariant=True)
+
+
+class Runner(Protocol[LogitsOut]):
+    """Puts the tokens of a step through the model."""
+
+    def execute(self, plan: StepPlan) -> LogitsOut:
+        """Write the KV entries of all scheduled tokens, return a row of logits per sampled one."""
+
+
+class Sampler(Protocol[LogitsIn]):
+    """Chooses the next token of each row of logits."""
+
+    def sample(self, logits: LogitsIn, seqs: list[Sequence]) -> list[int]:
+        """Return one token id per row; ``seqs`` are the rows' sequences."""
+
+
+class Finish(Protocol):
+    """Why a sequence ended."""
+
+    @property
+    def reason(self) -> str:
+        """The finish reason: ``stop`` or ``length``."""
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or stop token that ended it, if one did."""
+
+
+class Output(Protocol):
+    """What a token added to the text, and whether it was the last one."""
+
+    @property
+    def text(self) -> str:
+        """Text that is certain now."""
+
+    @property
+    def finish(self) -> Finish | None:
+        """Set once the sequence has ended."""
+
+
+class OutputProcessor(Protocol):
+    """Turns the tokens of one sequence into text and decides when to stop."""
+
+    def process(self, token_id: int) -> Output:
+        """Take the next token."""
+
+    def replay(self, token_ids: list[int]) -> Output:
+        """Take the tokens an earlier attempt published; ``text`` is what is still to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step did for one sequence: its new tokens, their text, and its end if it ended."""
+
+    seq: Sequence
+    new_ids: tuple[int, ...]
+    text: str
+    finish: Finish | None
+
+
+@dataclass(slots=True)
+class EngineFigures:
+    """Counts since the start.
+
+    ``num_prompt_tokens`` went through the model, after a preemption a second time;
+    ``num_cached_tokens`` did not have to, of the ``num_queried_tokens`` that were looked up.
+    """
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_queried_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+    last_step_seconds: float = 0.0
+    total_step_seconds: float = 0.0
+
+
+class Engine:
+    """Runs sequences through a model until they end.
+
+    Not thread-safe: one thread adds, aborts and steps.
+    """
+
+    def __init__(
+        self,
+        runner: Runner[Logits],
+        sampler: Sampler[Logits],
+        step_scheduler: StepScheduler,
+        make_processor: Callable[[Sequence], OutputProcessor],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.step_scheduler = step_scheduler
+        self.figures = EngineFigures()
+        self._runner: Runner[Any] = runner
+        self._sampler: Sampler[Any] = sampler
+        self._make_processor = make_processor
+        self._clock = clock
+        self._processors: dict[str, OutputProcessor] = {}
+        self._resumed: dict[str, StepOutput] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has something to do or to tell."""
+        return self.step_scheduler.has_work or bool(self._resumed)
+
+    def add(self, seq: Sequence) -> None:
+        """Take in a sequence; raises ``InvalidRequest`` if it can never run.
+
+        The output of an earlier attempt is replayed first.  If that was complete, the next step
+        reports the end without computing anything.
+        """
+        processor = self._make_processor(seq)
+        output = processor.replay(seq.output_ids) if seq.output_ids else None
+        if output is None or output.finish is None:
+            self.step_scheduler.add(seq)
+            self._processors[seq.seq_id] = processor
+        if output is not None and (output.finish or output.text):
+            self._resumed[seq.seq_id] = StepOutput(seq, (), output.text, output.finish)
+
+    def abort(self, seq_id: str) -> Sequence | None:
+        """Drop a sequence; returns it, or None if it has ended or was never here."""
+        resumed = self._resumed.pop(seq_id, None)
+        self._processors.pop(seq_id, None)
+        return self.step_scheduler.abort(seq_id) or (resumed.seq if resumed else None)
+
+    def step(self) -> list[StepOutput]:
+        """Run one step and return what it did for each sequence that got a token or ended.
+
+        If model or sampler raise, the step never happened: the sequences are as before and the
+        next step tries them again.
+        """
+        outputs = list(self._resumed.values())
+        started = self._clock()
+        plan = self.step_scheduler.schedule()
+        if plan.scheduled:
+            seqs = [item.seq for item in plan.sampling]
+            sampled = self._compute(plan, seqs)
+            self._count(plan, len(sampled))
+            self.step_scheduler.update(plan, sampled)
+            outputs += [self._process(*pair) for pair in zip(seqs, sampled, strict=True)]
+            self._time(started)
+        self._resumed.clear()
+        return outputs
+
+    def _compute(self, plan: StepPlan, seqs: list[Sequence]) -> list[int]:
+        try:
+            logits = self._runner.execute(plan)
+            return self._sampler.sample(logits, seqs) if seqs else []
+        except BaseException:
+            self.step_scheduler.fail(plan)
+            raise
+
+    def _process(self, seq: Sequence, token_id: int) -> StepOutput:
+        output = self._processors[seq.seq_id].process(token_id)
+        if output.finish is not None:
+            del self._processors[seq.seq_id]
+            self.step_scheduler.finish(seq)
+        return StepOutput(seq, (token_id,), output.text, output.finish)
+
+    def _count(self, plan: StepPlan, num_sampled: int) -> None:
+        self.figures.num_steps += 1
+        self.figures.num_generated_tokens += num_sampled
+        self.figures.num_prompt_tokens += sum(item.num_prompt_tokens for item in plan.scheduled)
+
+    def _time(self, started: float) -> None:
+        figures, scheduler = self.figures, self.step_scheduler
+        figures.num_queried_tokens = scheduler.num_queried_tokens
+        figures.num_cached_tokens = scheduler.num_hit_tokens
+        figures.num_preemptions = scheduler.num_preemptions
+        figures.last_step_seconds = self._clock() - started
+        figures.total_step_seconds += figures.last_step_seconds

@@ -1,0 +1,45 @@
+"""The limits of one engine step."""
+
+from dataclasses import dataclass
+
+from tidemill.protocol.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepConfig:
+    """How much one step may hold; names and meanings are vLLM's.
+
+    ``max_model_len`` bounds prompt and output of a sequence together.  A prefill longer than
+    ``long_prefill_token_threshold`` (0: no limit) is cut into chunks of that many tokens even if
+    the step has room, so that short prompts get their share.  Raises ``ConfigError``.
+    """
+
+    max_model_len: int
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0
+    enable_chunked_prefill: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                _reject(f"{name} is {getattr(self, name)}", "Set it to 1 or more.")
+        if self.long_prefill_token_threshold < 0:
+            _reject("long_prefill_token_threshold is negative", "Set it to 0 for no limit.")
+        # Decodes alone must never use up a step, or a prefill in progress could wait for ever.
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            _reject(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is below "
+                f"max_num_seqs {self.max_num_seqs}",
+                "Every running sequence needs one token per step: raise it, or lower the other.",
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            _reject(
+                f"without chunked prefill a prompt of max_model_len {self.max_model_len} tokens "
+                f"never fits into max_num_batched_tokens {self.max_num_batched_tokens}",
+                "Enable chunked prefill, raise max_num_batched_tokens or lower max_model_len.",
+            )
+
+
+def _reject(message: str, fix: str) -> None:
+    raise ConfigError(message, fix=fix)

@@ -1,0 +1,245 @@
+"""Which sequences run how many tokens in the next step."""
+
+from collections.abc import ValuesView
+
+from tidemill.protocol.errors import InvalidRequest
+from tidemill_gpuworker.block_manager import BlockManager
+from tidemill_gpuworker.sequence import Sequence, SequenceStatus
+from tidemill_gpuworker.step_config import StepConfig
+from tidemill_gpuworker.step_draft import StepDraft
+from tidemill_gpuworker.step_plan import StepPlan
+from tidemill_gpuworker.waiting_queue import WaitingQueue, urgency
+
+
+class StepScheduler:
+    """Continuous batching over one KV cache.
+
+    Every step serves running sequences first, decodes before prefills in progress, and fills what
+    is left of the token budget with waiting ones.  When blocks run out, the least urgent running
+    sequence is preempted: it gives up its blocks and computes its tokens again later.  The most
+    urgent one is never preempted, so every sequence ends.
+
+    One step at a time: each plan that is not empty goes back through ``update`` or ``fail`` before
+    anything else is called.
+    """
+
+    def __init__(self, config: StepConfig, block_manager: BlockManager) -> None:
+        self.config = config
+        self.block_manager = block_manager
+        self.num_preemptions = 0
+        #: Known tokens of sequences at their first admission, and how many of them were cached.
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self._waiting = WaitingQueue()
+        # In order of admission.
+        self._running: dict[str, Sequence] = {}
+        self._sequences: dict[str, Sequence] = {}
+        self._num_added = 0
+        self._plan: StepPlan | None = None
+        self._admitted: list[Sequence] = []
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        """Sequences without blocks, most urgent first."""
+        return tuple(self._waiting)
+
+    @property
+    def running(self) -> ValuesView[Sequence]:
+        """Sequences that hold blocks, in order of admission."""
+        return self._running.values()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is unfinished."""
+        return bool(self._sequences)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens still to be prefilled: those of waiting sequences that no prefix covers yet.
+
+        Walks the prefixes of all waiting sequences.
+        """
+        size = self.block_manager.block_size
+        waiting = sum(
+            seq.num_tokens - size * len(self.block_manager.find_prefix(seq))
+            for seq in self._waiting
+        )
+        left = (seq.num_uncomputed_tokens for seq in self.running)
+        return waiting + sum(count for count in left if count > 1)
+
+    def add(self, seq: Sequence) -> None:
+        """Put a new sequence in the queue; raises ``InvalidRequest`` if it can never run."""
+        assert seq.seq_id not in self._sequences, f"{seq.seq_id} was added before"
+        self._check_length(seq)
+        seq.arrival = self._num_added
+        self._num_added += 1
+        self._sequences[seq.seq_id] = seq
+        self._waiting.push(seq)
+
+    def abort(self, seq_id: str) -> Sequence | None:
+        """Drop a sequence and free its blocks; None if it is not here."""
+        assert self._plan is None, "sequences are aborted between steps only"
+        seq = self._sequences.get(seq_id)
+        if seq is not None:
+            self.finish(seq)
+        return seq
+
+    def finish(self, seq: Sequence) -> None:
+        """Take out a sequence that needs no more tokens, and free its blocks."""
+        assert self._plan is None, "sequences finish between steps only"
+        if seq.status is SequenceStatus.WAITING:
+            self._waiting.remove(seq)
+        else:
+            del self._running[seq.seq_id]
+        del self._sequences[seq.seq_id]
+        seq.status = SequenceStatus.FINISHED
+        self.block_manager.free(seq)
+
+    def schedule(self) -> StepPlan:
+        """Decide the next step and give its tokens their blocks; empty only without work."""
+        assert self._plan is None, "the last step has neither ended nor failed"
+        draft = StepDraft(self.config.max_num_batched_tokens)
+        self._continue_running(draft)
+        # Blocks are short after a preemption: whoever came in now would be preempted next.
+        if not draft.preempted:
+            self._admit_waiting(draft)
+        plan = draft.plan()
+        self._plan = plan if plan.scheduled else None
+        return plan
+
+    def update(self, plan: StepPlan, sampled: list[int]) -> None:
+        """End a step that ran; ``sampled`` holds the new token of each one in ``plan.sampling``."""
+        assert plan is self._plan, "this is not the current step"
+        self.block_manager.commit_step()
+        self._count_prefix_hits(plan)
+        for item, token_id in zip(plan.sampling, sampled, strict=True):
+            item.seq.output_ids.append(token_id)
+        self._end_step()
+
+    def fail(self, plan: StepPlan) -> None:
+        """End a step that raised: nothing of it counts, and its sequences can be scheduled again.
+
+        Those it admitted wait again, because their prefixes may be blocks the step never filled.
+        """
+        assert plan is self._plan, "this is not the current step"
+        self.block_manager.rollback_step()
+        for item in plan.scheduled:
+            item.seq.num_computed_tokens = item.start
+        for seq in self._admitted:
+            self._put_back(seq)
+        self._end_step()
+
+    def check_integrity(self) -> None:
+        """Assert that blocks and sequences agree with each other."""
+        self.block_manager.check_integrity(self.running)
+        assert not any(seq.block_table for seq in self._waiting), "a waiting sequence holds blocks"
+        assert len(self._running) + len(self._waiting) == len(self._sequences)
+
+    def _check_length(self, seq: Sequence) -> None:
+        limit = self.config.max_model_len
+        if seq.num_tokens >= limit:
+            raise InvalidRequest(
+                f"the prompt has {seq.num_tokens} tokens, the model's context holds {limit} "
+                "with at least one token of output",
+                field="prompt",
+                fix=f"Shorten the prompt to {limit - 1} tokens or fewer.",
+            )
+        max_tokens = seq.params.max_tokens
+        longest = limit if max_tokens is None else min(limit, seq.num_prompt_tokens + max_tokens)
+        blocks = self.block_manager
+        # The last token is never fed back, so it needs no room in the cache.
+        if blocks.num_blocks_for(max(longest - 1, seq.num_tokens)) > blocks.num_blocks:
+            room = blocks.num_blocks * blocks.block_size
+            raise InvalidRequest(
+                f"prompt and output can reach {longest} tokens, the KV cache holds {room}",
+                field="max_tokens",
+                fix="Lower max_tokens, shorten the prompt, or give the worker a larger KV cache.",
+            )
+
+    def _continue_running(self, draft: StepDraft) -> None:
+        # Decodes before prefills, each in order of admission: sorted() is stable.
+        for seq in sorted(self.running, key=lambda seq: seq.num_uncomputed_tokens > 1):
+            if seq.status is not SequenceStatus.RUNNING:
+                continue  # preempted in favour of an earlier one
+            num_tokens = self._chunk(seq.num_uncomputed_tokens, draft)
+            if num_tokens and self._make_room(seq, num_tokens, draft):
+                self._schedule(seq, num_tokens, draft)
+
+    def _make_room(self, seq: Sequence, num_tokens: int, draft: StepDraft) -> bool:
+        while not self.block_manager.allocate(seq, num_tokens):
+            victim = max(self.running, key=urgency)
+            self._preempt(victim, draft)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, victim: Sequence, draft: StepDraft) -> None:
+        draft.withdraw(victim)
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self._put_back(victim)
+
+    def _put_back(self, seq: Sequence) -> None:
+        del self._running[seq.seq_id]
+        self.block_manager.free(seq)
+        seq.num_computed_tokens = 0
+        seq.status = SequenceStatus.WAITING
+        self._waiting.push(seq)
+
+    def _admit_waiting(self, draft: StepDraft) -> None:
+        blocks = self.block_manager
+        partial = [seq for seq in self.running if seq.num_uncomputed_tokens]
+        owed = sum(blocks.num_missing_blocks(seq) for seq in partial)
+        for seq in self.waiting:
+            if not draft.token_budget or len(self._running) >= self.config.max_num_seqs:
+                break
+            prefix = blocks.find_prefix(seq)
+            if any(blocks.awaits(seq, prefix, leader) for leader in partial):
+                continue  # in a moment it need not compute what the leader is about to
+            if not self._admit(seq, prefix, owed, draft):
+                break
+            owed += blocks.num_missing_blocks(seq)
+            if seq.num_uncomputed_tokens:
+                partial.append(seq)
+
+    def _admit(self, seq: Sequence, prefix: list[int], owed: int, draft: StepDraft) -> bool:
+        blocks = self.block_manager
+        num_cached = len(prefix) * blocks.block_size
+        num_tokens = self._chunk(seq.num_tokens - num_cached, draft)
+        # Alone in the cache, a sequence may fill it to the last block.
+        reserved = owed + blocks.num_watermark_blocks if self._running else 0
+        if not num_tokens or not blocks.can_admit(seq, prefix, reserved):
+            return False
+        self._waiting.remove(seq)
+        self._running[seq.seq_id] = seq
+        seq.status = SequenceStatus.RUNNING
+        seq.num_computed_tokens = num_cached
+        blocks.adopt_prefix(seq, prefix)
+        allocated = blocks.allocate(seq, num_tokens)
+        assert allocated, "can_admit counted the blocks"
+        self._admitted.append(seq)
+        self._schedule(seq, num_tokens, draft)
+        return True
+
+    def _chunk(self, num_tokens: int, draft: StepDraft) -> int:
+        if not self.config.enable_chunked_prefill:
+            return num_tokens if num_tokens <= draft.token_budget else 0
+        threshold = self.config.long_prefill_token_threshold or num_tokens
+        return min(num_tokens, threshold, draft.token_budget)
+
+    def _schedule(self, seq: Sequence, num_tokens: int, draft: StepDraft) -> None:
+        draft.schedule(seq, num_tokens)
+        seq.num_computed_tokens += num_tokens
+
+    def _count_prefix_hits(self, plan: StepPlan) -> None:
+        starts = {item.seq.seq_id: item.start for item in plan.scheduled}
+        for seq in self._admitted:
+            if seq.num_cached_tokens is None:
+                num_hit = starts[seq.seq_id]
+                seq.num_cached_tokens = min(num_hit, seq.num_prompt_tokens)
+                self.num_queried_tokens += seq.num_tokens
+                self.num_hit_tokens += num_hit
+
+    def _end_step(self) -> None:
+        self._plan = None
+        self._admitted = []

@@ -1,0 +1,145 @@
+"""A model without a neural network: its KV cache holds token ids, its logits are a hash of them.
+
+The next token depends on the whole history as it is found *through the block table*, so a wrong
+block table, a block reused too early or a block shared by mistake changes what is generated.
+"""
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import count
+
+from tidemill.protocol.messages import SamplingParams
+from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
+
+VOCAB_SIZE = 50_000
+
+_numbers = count()
+
+
+def next_token(history: List[int]) -> int:
+    """The token that the fake model generates after ``history``."""
+    digest = sha256(repr(list(history)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") % VOCAB_SIZE
+
+
+def generate(prompt: List[int], num_tokens: int) -> list[int]:
+    """What a sequence must generate, computed without any engine."""
+    history = list(prompt)
+    for _ in range(num_tokens):
+        history.append(next_token(history))
+    return history[len(prompt) :]
+
+
+class FakeRunner:
+    """Stores token ids in a paged cache, all rows of a step before it reads any.
+
+    ``fail_before`` and ``fail_after`` are numbers of steps that raise before or after they have
+    written to the cache.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.cache: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.plans: list[StepPlan] = []
+        self.fail_before: set[int] = set()
+        self.fail_after: set[int] = set()
+
+    def execute(self, plan: StepPlan) -> list[int]:
+        """Return, in place of logits, the next token of each sampled sequence."""
+        self.plans.append(plan)
+        number = len(self.plans)
+        if number in self.fail_before:
+            raise RuntimeError(f"step {number} fails before it computes")
+        for item in plan.scheduled:
+            self._store(item)
+        if number in self.fail_after:
+            raise RuntimeError(f"step {number} fails after it computed")
+        return [next_token(self._load(item)) for item in plan.sampling]
+
+    def _store(self, item: ScheduledSequence) -> None:
+        tokens = item.seq.token_slice(item.start, item.end)
+        for position, token in enumerate(tokens, item.start):
+            block, offset = divmod(position, self.block_size)
+            self.cache[item.seq.block_table[block]][offset] = token
+
+    def _load(self, item: ScheduledSequence) -> list[int]:
+        tokens = []
+        for position in range(item.end):
+            block, offset = divmod(position, self.block_size)
+            token = self.cache[item.seq.block_table[block]][offset]
+            assert token is not None, f"position {position} was never written"
+            tokens.append(token)
+        return tokens
+
+
+class FakeSampler:
+    """Takes the token that the fake runner has already chosen."""
+
+    def sample(self, logits: list[int], seqs: list[Sequence]) -> list[int]:
+        """Return the rows."""
+        assert len(logits) == len(seqs)
+        return logits
+
+
+@dataclass(frozen=True)
+class FakeFinish:
+    """Why a fake sequence ended."""
+
+    reason: str
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True)
+class FakeOutput:
+    """One word per token."""
+
+    text: str
+    finish: FakeFinish | None = None
+
+
+@dataclass
+class FakeProcessor:
+    """Ends a sequence after ``num_tokens`` tokens or at ``stop_token``."""
+
+    num_tokens: int
+    stop_token: int | None = None
+    taken: list[int] = field(default_factory=list)
+
+    def process(self, token_id: int) -> FakeOutput:
+        """Take the next token."""
+        self.taken.append(token_id)
+        if token_id == self.stop_token:
+            return FakeOutput(f"{token_id} ", FakeFinish("stop", token_id))
+        full = len(self.taken) >= self.num_tokens
+        return FakeOutput(f"{token_id} ", FakeFinish("length") if full else None)
+
+    def replay(self, token_ids: list[int]) -> FakeOutput:
+        """Take the tokens of an earlier attempt, whose text has been told."""
+        finish = None
+        for token_id in token_ids:
+            finish = self.process(token_id).finish
+        return FakeOutput("", finish)
+
+
+def make_seq(
+    prompt: List[int],
+    max_tokens: int | None = 8,
+    *,
+    seq_id: str = "",
+    priority: int = 0,
+    output: List[int] = (),
+    salt: str | None = None,
+) -> Sequence:
+    """A greedy sequence; it gets an id of its own unless one is given."""
+    return Sequence(
+        seq_id=seq_id or f"seq-{next(_numbers)}",
+        prompt_ids=list(prompt),
+        params=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
+        seed=0,
+        extra_keys=None if salt is None else (("cache_salt", salt),),
+        priority=priority,
+        output_ids=list(output),
+        num_resumed_tokens=len(output),
+    )
