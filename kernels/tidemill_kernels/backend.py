@@ -87,33 +87,58 @@ def select_backend(
     """Return the fastest backend for `device`, or the one named by `prefer`.
 
     Args:
-        device: where the tensors live; cuda gets "triton", the CPU gets "native", or "torch"
-            (logged) where the C++ kernels cannot be built.
+        device: where the tensors live; cuda gets "triton", the CPU gets "native", and either
+            gets "torch" (logged) where triton is missing or the C++ kernels cannot be built.
         prefer: "triton", "native", "torch" or "reference"; failing is then an error.
         native_cache_dir: where compiled C++ kernels are kept, if not in the user's cache.
 
     Raises:
         ValueError: `prefer` names no backend, or one that does not run on `device`.
         NativeBuildError: "native" was asked for and cannot be built.
+        ImportError: "triton" was asked for and triton is not installed.
     """
+    if prefer is not None:
+        return _preferred(prefer, device, native_cache_dir)
+    try:
+        return _fastest(device, native_cache_dir)
+    except (NativeBuildError, ImportError) as error:
+        _logger.warning("kernels for %s unavailable, using slower torch ones: %s", device, error)
+        return _torch()
+
+
+def _preferred(name: str, device: torch.device, cache_dir: Path | None) -> AttentionBackend:
     makers: dict[str, Callable[[], AttentionBackend]] = {
-        "native": lambda: _native(device, native_cache_dir),
+        "triton": lambda: _triton(device),
+        "native": lambda: _native(device, cache_dir),
         "torch": _torch,
         "reference": _reference,
     }
-    if prefer is not None:
-        if prefer not in makers:
-            raise ValueError(f"unknown kernel backend {prefer!r}; choose one of {sorted(makers)}")
-        return makers[prefer]()
-    return _native_or_torch(device, native_cache_dir) if device.type == "cpu" else _torch()
+    if name not in makers:
+        raise ValueError(f"unknown kernel backend {name!r}; choose one of {sorted(makers)}")
+    return makers[name]()
 
 
-def _native_or_torch(device: torch.device, cache_dir: Path | None) -> AttentionBackend:
-    try:
-        return _native(device, cache_dir)
-    except NativeBuildError as error:
-        _logger.warning("native CPU kernels unavailable, using slower torch ones: %s", error)
-        return _torch()
+def _fastest(device: torch.device, cache_dir: Path | None) -> AttentionBackend:
+    if device.type == "cuda":
+        return _triton(device)
+    return _native(device, cache_dir) if device.type == "cpu" else _torch()
+
+
+def _triton(device: torch.device) -> AttentionBackend:
+    # Under TRITON_INTERPRET a CPU could run these, thousands of times slower: for tests only.
+    if device.type != "cuda":
+        raise ValueError(f"the Triton kernels run on CUDA devices, not on {device}")
+    # Here because triton is optional, slow to import, and useless without a GPU.
+    from tidemill_kernels import triton_attention
+    from tidemill_kernels.triton_tuning import BLOCK_SIZES
+
+    return AttentionBackend(
+        name="triton",
+        reshape_and_cache=triton_attention.reshape_and_cache,
+        paged_attention=triton_attention.paged_attention,
+        gumbel_argmax=randomness.gumbel_argmax,
+        block_sizes=BLOCK_SIZES,
+    )
 
 
 def _native(device: torch.device, cache_dir: Path | None) -> AttentionBackend:

@@ -1,0 +1,110 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# triton has no types, and its kernels take blocks that Python's types cannot describe.
+"""Pieces that the attention kernels share: tile addresses, scores, and the online softmax.
+
+Rules that keep the kernels right on triton 3.6 to 3.9, in the interpreter and on every GPU:
+pointers and masks rather than block pointers; bfloat16 only as an operand of `tl.dot`, never in
+arithmetic; an explicit `input_precision`, because float32 products would be TF32 otherwise.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile_offsets(
+    table_ptr,
+    tile,
+    num_blocks,
+    stride_block,
+    stride_slot,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Return int64 [TILE]: where tile number `tile` of a sequence lies in a head of the cache."""
+    if BLOCK_SIZE >= TILE:
+        block = tl.load(table_ptr + (tile * TILE) // BLOCK_SIZE).to(tl.int64)
+        slots = (tile * TILE) % BLOCK_SIZE + tl.arange(0, TILE)
+        return block * stride_block + slots * stride_slot
+    else:
+        # One load an id, widened by reshape: a load per token would not vectorise.
+        BLOCKS: tl.constexpr = TILE // BLOCK_SIZE
+        index = tile * BLOCKS + tl.arange(0, BLOCKS)
+        if MASKED:
+            blocks = tl.load(table_ptr + index, mask=index < num_blocks, other=0)
+        else:
+            blocks = tl.load(table_ptr + index)
+        slots = tl.arange(0, BLOCK_SIZE)
+        offsets = blocks.to(tl.int64)[:, None] * stride_block + slots[None, :] * stride_slot
+        return tl.multiple_of(tl.reshape(offsets, [TILE]), [ALIGN])
+
+
+@triton.jit
+def load_rows(ptrs, row_ok, dim_ok, MASKED: tl.constexpr, PADDED: tl.constexpr):
+    """Load [rows, dims]; masks only what can lie outside, since masks cost registers."""
+    if MASKED and PADDED:
+        return tl.load(ptrs, mask=row_ok[:, None] & dim_ok[None, :], other=0.0)
+    elif MASKED:
+        return tl.load(ptrs, mask=row_ok[:, None], other=0.0)
+    elif PADDED:
+        return tl.load(ptrs, mask=dim_ok[None, :], other=0.0)
+    else:
+        return tl.load(ptrs)
+
+
+@triton.jit
+def attend_tile(
+    acc,
+    row_max,
+    row_sum,
+    query,
+    positions,
+    key_ptr,
+    value_ptr,
+    table_ptr,
+    tile,
+    kv_len,
+    qk_scale,
+    stride_block,
+    stride_slot,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Return (acc, row_max, row_sum) after one more tile of keys and values.
+
+    `row_max` is in units of log2. With `MASKED`, tokens from `kv_len` on are not read and each
+    query row sees the tokens up to its own entry of `positions`.
+    """
+    DIM: tl.constexpr = query.shape[1]
+    dims = tl.arange(0, DIM)
+    offsets = tile_offsets(
+        table_ptr,
+        tile,
+        tl.cdiv(kv_len, BLOCK_SIZE),
+        stride_block,
+        stride_slot,
+        BLOCK_SIZE,
+        TILE,
+        ALIGN,
+        MASKED,
+    )
+    tokens = tile * TILE + tl.arange(0, TILE)
+    at = offsets[:, None] + dims[None, :]
+    token_ok = tokens < kv_len
+    dim_ok = dims < HEAD_DIM
+    keys = load_rows(key_ptr + at, token_ok, dim_ok, MASKED, DIM > HEAD_DIM)
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee", out_dtype=tl.float32) * qk_scale
+    if MASKED:
+        scores = tl.where(tokens[None, :] <= positions[:, None], scores, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(scores, 1))
+    weights = tl.exp2(scores - new_max[:, None])
+    shrink = tl.exp2(row_max - new_max)
+    row_sum = row_sum * shrink + tl.sum(weights, 1)
+    values = load_rows(value_ptr + at, token_ok, dim_ok, MASKED, DIM > HEAD_DIM)
+    acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
+    return acc, new_max, row_sum

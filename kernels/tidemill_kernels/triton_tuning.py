@@ -1,0 +1,71 @@
+"""Launch shapes of the Triton kernels: pure arithmetic, nothing is timed at run time.
+
+The figures come from compiling for sm_80, sm_90 and sm_100 and reading registers, shared memory
+and instruction mix (tests/kernels/test_triton_compile.py holds the limits); they have not been
+timed on a device yet.
+"""
+
+from dataclasses import dataclass
+
+BLOCK_SIZES = frozenset({16, 32, 64, 128})
+MAX_HEAD_DIM = 256
+_MAX_SPLITS = 32
+_PROGRAMS_PER_SM = 4
+_MIN_TILES_PER_SPLIT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchShape:
+    """Tile sizes and compiler options of one launch.
+
+    Attributes:
+        block_m: query rows a program (heads of a group, times tokens in a prefill).
+        tile: cached tokens a program reads at once.
+        num_warps: warps a program.
+        num_stages: depth of the load pipeline.
+    """
+
+    block_m: int
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+def next_power_of_2(value: int) -> int:
+    """Return the smallest power of two that is at least `value`, for value >= 1."""
+    return 1 << (value - 1).bit_length()
+
+
+def padded_dim(head_dim: int) -> int:
+    """Return the width of the blocks that hold a head: matrix products need 16 at least."""
+    return max(16, next_power_of_2(head_dim))
+
+
+def decode_shape(group_size: int, head_dim: int, element_size: int) -> LaunchShape:
+    """Return the decode launch: memory-bound, so small programs, many of them per SM."""
+    block_m = max(16, next_power_of_2(group_size))
+    row_bytes = padded_dim(head_dim) * element_size
+    # Keys and values in flight stay below about 50 KB, so that several programs fit an SM.
+    tile = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
+    return LaunchShape(block_m, tile, num_warps=4 if block_m <= 64 else 8, num_stages=3)
+
+
+def prefill_shape(group_size: int, head_dim: int, element_size: int) -> LaunchShape:
+    """Return the prefill launch: compute-bound, so 64 rows or more for the tensor cores."""
+    block_m = max(64, next_power_of_2(group_size))
+    row_bytes = padded_dim(head_dim) * element_size
+    tile = 64 if row_bytes <= 256 else 32
+    num_warps = 4 if block_m == 64 and row_bytes <= 256 else 8
+    return LaunchShape(block_m, tile, num_warps, num_stages=3 if row_bytes <= 256 else 2)
+
+
+def choose_num_splits(num_seqs: int, kv_heads: int, max_tiles: int, num_sms: int) -> int:
+    """Return into how many programs each (sequence, KV head) is split: a power of two.
+
+    Enough to give every multiprocessor a few programs, but none with less than two tiles.
+    """
+    wanted = -(-num_sms * _PROGRAMS_PER_SM // (num_seqs * kv_heads))
+    splits = 1
+    while splits < min(wanted, _MAX_SPLITS) and max_tiles >= 2 * splits * _MIN_TILES_PER_SPLIT:
+        splits *= 2
+    return splits
