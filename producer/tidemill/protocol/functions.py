@@ -129,6 +129,8 @@ def _failure(reply: Exception) -> TidemillError:
 
 def typed_error(error: Exception) -> TidemillError | None:
     """Return the error of our tree that a function's error reply stands for, if it is one."""
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return QueueFull("the server's memory is full", retry_after_seconds=5.0)
     code, _, detail = str(error).partition(" ")
     if code == "EPOCH":
         return StaleEpoch("a newer scheduler leads this shard")
@@ -140,6 +142,4 @@ def typed_error(error: Exception) -> TidemillError | None:
         )
     if code == "QUEUEFULL":
         return QueueFull(f"the tenant already has {detail} queued jobs", retry_after_seconds=1.0)
-    if code == "OOM":
-        return QueueFull("the server's memory is full", retry_after_seconds=5.0)
     return None
