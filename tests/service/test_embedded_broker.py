@@ -1,5 +1,6 @@
 """The embedded server: what it is told, what it refuses, what it survives."""
 
+import errno
 import os
 import signal
 import socket
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import redis
 
 from support.valkey import require_server_binary
 from support.wait import wait_until
 from tidemill.protocol.errors import BrokerUnavailable, ConfigError, DataDirectoryInUse, PortInUse
-from tidemill.service.broker import EmbeddedBroker
+from tidemill.service.broker import EmbeddedBroker, running_broker_url
 from tidemill.service.broker_binary import ServerBinary
 from tidemill.service.redis import connect
 
@@ -133,7 +135,8 @@ def test_a_used_port_is_refused_before_anything_is_started(tmp_path: Path) -> No
             start(tmp_path / "data", port=port)
     assert str(port) in refused.value.message
     assert "--port" in refused.value.fix
-    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "data" / "valkey.log").exists()
+    start(tmp_path / "data").stop()
 
 
 def test_an_impossible_port_is_refused(tmp_path: Path) -> None:
@@ -177,6 +180,30 @@ def test_the_server_dies_with_its_watcher(tmp_path: Path) -> None:
         watcher_of(broker).kill()
         wait_until(lambda: is_gone(pid))
         assert not broker.is_running
+
+
+def test_a_forked_child_does_not_keep_the_server_alive(tmp_path: Path) -> None:
+    script = f"""
+import os, signal
+from pathlib import Path
+from tidemill.service.broker import EmbeddedBroker
+broker = EmbeddedBroker.start(Path({str(tmp_path)!r}), fsync="no")
+child = os.fork()
+if child == 0:
+    os.close(1)  # the test reads to the end of our output
+    signal.pause()
+print(broker.pid, child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=False
+    )
+    server, child = map(int, result.stdout.split())
+    try:
+        assert not is_gone(child)
+        wait_until(lambda: is_gone(server))
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_frozen_server_is_killed_after_the_grace_period(
@@ -257,6 +284,43 @@ def test_a_data_directory_that_is_a_file_is_a_config_error(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
         start(tmp_path / "file")
+
+
+def test_a_full_disk_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(_: Path) -> float:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tidemill.service.embedded_broker.measure_fsync_seconds", no_space)
+    with pytest.raises(ConfigError, match="No space left"):
+        start(tmp_path, fsync="auto")
+    start(tmp_path).stop()
+
+
+def test_an_interrupted_start_stops_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: redis.Redis) -> None:
+        raise KeyboardInterrupt
+
+    children = set(psutil.Process().children(recursive=True))
+    monkeypatch.setattr("tidemill.service.embedded_broker._check_functions", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path)
+    assert set(psutil.Process().children(recursive=True)) == children
+
+
+def test_the_self_test_leaves_no_function_behind(tmp_path: Path) -> None:
+    with start(tmp_path) as broker, connect(broker.url) as client:
+        assert client.function_list() == []
+
+
+def test_a_running_server_is_found_by_its_data_directory(tmp_path: Path) -> None:
+    assert running_broker_url(tmp_path) is None
+    with start(tmp_path) as broker:
+        assert running_broker_url(tmp_path) == broker.url
+        os.kill(broker.pid, signal.SIGKILL)
+        wait_until(lambda: not broker.is_running)
+        assert running_broker_url(tmp_path) is None  # though its socket file is still there
 
 
 def test_the_automatic_policy_follows_the_measured_disk(

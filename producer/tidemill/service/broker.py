@@ -8,11 +8,12 @@ from typing import Literal, Self
 import redis
 from redis import exceptions
 
-from tidemill.service.embedded_broker import Durability, EmbeddedBroker
+from tidemill.service.broker_config import socket_path_of, socket_url
+from tidemill.service.embedded_broker import Durability, EmbeddedBroker, ping
 from tidemill.service.fsync_probe import FsyncPolicy
 from tidemill.service.redis import check_server, connect, translate
 
-__all__ = ["BrokerHandle", "Durability", "EmbeddedBroker", "resolve_broker"]
+__all__ = ["BrokerHandle", "Durability", "EmbeddedBroker", "resolve_broker", "running_broker_url"]
 
 _CHECK_TIMEOUT_SECONDS = 5.0
 
@@ -59,6 +60,16 @@ def resolve_broker(
         return _external(url)
     embedded = EmbeddedBroker.start(data_dir, port=port, fsync=fsync)
     return BrokerHandle(embedded.url, embedded.version, embedded.durability, embedded)
+
+
+def running_broker_url(data_dir: Path) -> str | None:
+    """The address of the embedded server that some process runs on ``data_dir``, if any."""
+    path = socket_path_of(data_dir)
+    if not path.is_socket():
+        return None
+    url = socket_url(path)
+    with connect(url, timeout_seconds=_CHECK_TIMEOUT_SECONDS, retries=0) as client:
+        return None if ping(client) == "silent" else url
 
 
 def _external(url: str) -> BrokerHandle:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -13,6 +12,7 @@ from tidemill.service.fsync_probe import FsyncPolicy
 #: ``sockaddr_un`` holds 108 bytes on Linux and 104 on macOS, the final zero included.
 _SOCKET_PATH_BYTES = 103
 _SOCKET_NAME = "valkey.sock"
+_SHORT_PARENT = Path("/tmp")
 _MIN_MEMORY_BYTES = 256 * 1024 * 1024
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -30,7 +30,7 @@ class ServerSettings:
     @property
     def url(self) -> str:
         """The address over the private socket."""
-        return f"unix://{quote(str(self.socket_path))}"
+        return socket_url(self.socket_path)
 
     @property
     def tcp_url(self) -> str | None:
@@ -71,28 +71,33 @@ def default_max_memory_bytes() -> int:
     return max(total // 4, _MIN_MEMORY_BYTES)
 
 
-def prepare_socket_path(data_dir: Path) -> Path:
-    """Where the socket of ``data_dir`` goes, in a directory only this user may enter.
+def socket_path_of(data_dir: Path) -> Path:
+    """Where the server of ``data_dir`` has its socket: the same place in every process.
 
-    A data directory with a long name gets a short one under the runtime directory, the same each
-    time. Raises ``ConfigError`` if another user owns that place.
+    A directory whose name is too long for a socket address gets a short one under /tmp, which
+    unlike the XDG runtime directory outlives the user's session.
     """
+    data_dir = data_dir.absolute()
     path = data_dir / "run" / _SOCKET_NAME
-    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
-        digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
-        base = _runtime_dir() / f"tidemill-{os.getuid()}"
-        _make_private(base)
-        path = base / digest / _SOCKET_NAME
-    _make_private(path.parent)
-    return path
+    if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES:
+        return path
+    digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
+    return _SHORT_PARENT / f"tidemill-{os.getuid()}" / digest / _SOCKET_NAME
 
 
-def _runtime_dir() -> Path:
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if runtime and len(os.fsencode(runtime)) < 40 and os.access(runtime, os.W_OK):
-        return Path(runtime)
-    temporary = Path(tempfile.gettempdir())
-    return temporary if len(os.fsencode(temporary)) < 40 else Path("/tmp")
+def socket_url(path: Path) -> str:
+    """The address of the server behind the socket at ``path``, as redis-py takes it."""
+    return f"unix://{quote(str(path))}"
+
+
+def make_socket_directory(socket_path: Path) -> None:
+    """Create the directory of a socket so that only this user may enter it.
+
+    Raises ``ConfigError`` if another user was there first.
+    """
+    if socket_path.is_relative_to(_SHORT_PARENT / f"tidemill-{os.getuid()}"):
+        _make_private(socket_path.parent.parent)
+    _make_private(socket_path.parent)
 
 
 def _make_private(directory: Path) -> None:

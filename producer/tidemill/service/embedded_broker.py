@@ -11,12 +11,13 @@ from typing import Literal, Self
 import redis
 from redis import exceptions
 
-from tidemill.protocol.errors import BrokerUnavailable, BrokerUnsupported, PortInUse
+from tidemill.protocol.errors import BrokerUnavailable, BrokerUnsupported, ConfigError, PortInUse
 from tidemill.service.broker_binary import ServerBinary, find_server_binary
 from tidemill.service.broker_config import (
     ServerSettings,
     default_max_memory_bytes,
-    prepare_socket_path,
+    make_socket_directory,
+    socket_path_of,
 )
 from tidemill.service.data_lock import DataDirectoryLock
 from tidemill.service.fsync_probe import FsyncPolicy, measure_fsync_seconds, policy_for
@@ -66,14 +67,16 @@ class EmbeddedBroker:
         """
         binary = binary or find_server_binary()
         data_dir = data_dir.absolute()
-        if port:
-            _check_port(port)
         lock = DataDirectoryLock(data_dir)
         lock.acquire(patience_seconds=STOP_GRACE_SECONDS)
         try:
+            if port:
+                _check_port(port)
+            socket_path = socket_path_of(data_dir)
+            make_socket_directory(socket_path)
             settings = ServerSettings(
                 data_dir=data_dir,
-                socket_path=prepare_socket_path(data_dir),
+                socket_path=socket_path,
                 port=port,
                 fsync=_choose_policy(data_dir) if fsync == "auto" else fsync,
                 max_memory_bytes=max_memory_bytes or default_max_memory_bytes(),
@@ -159,7 +162,7 @@ class EmbeddedBroker:
     def _await_ready(self, process: ServerProcess) -> ServerInfo:
         with connect(self.url, timeout_seconds=_PROBE_TIMEOUT_SECONDS, retries=0) as client:
             deadline = time.monotonic() + _CONNECT_SECONDS
-            while (answer := _ping(client)) != "ready":
+            while (answer := ping(client)) != "ready":
                 if process.has_exited(within_seconds=_POLL_SECONDS):
                     raise self._start_failure("exited at start")
                 # Loading a large log may take minutes, but a loading server does answer.
@@ -186,7 +189,13 @@ class EmbeddedBroker:
 
 
 def _choose_policy(data_dir: Path) -> FsyncPolicy:
-    seconds = measure_fsync_seconds(data_dir)
+    try:
+        seconds = measure_fsync_seconds(data_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"the data directory {data_dir} cannot be written: {error.strerror}",
+            fix="Free some space there, or choose another directory with --data-dir.",
+        ) from error
     policy = policy_for(seconds)
     if policy != "always":
         _log.warning(
@@ -211,7 +220,8 @@ def _check_port(port: int) -> None:
             ) from error
 
 
-def _ping(client: redis.Redis) -> Literal["ready", "loading", "silent"]:
+def ping(client: redis.Redis) -> Literal["ready", "loading", "silent"]:
+    """Whether a server is there and what it is doing, as far as one round trip tells."""
     try:
         client.ping()
     except exceptions.BusyLoadingError:

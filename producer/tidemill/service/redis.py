@@ -20,7 +20,7 @@ from tidemill.service.broker_binary import MIN_VERSION
 #: Bound on one reply; a blocking read must ask the server for less than this.
 SOCKET_TIMEOUT_SECONDS = 10.0
 CONNECT_TIMEOUT_SECONDS = 5.0
-#: Six tries within about two seconds: longer than a restart on a small log takes.
+#: Six tries within one to two seconds; an outage longer than that is the caller's to handle.
 RETRIES = 5
 
 _BACKOFF_BASE_SECONDS = 0.05
@@ -33,7 +33,6 @@ _UNAVAILABLE = (
     exceptions.TimeoutError,
     exceptions.ReadOnlyError,
     exceptions.ClusterDownError,
-    OSError,
 )
 
 

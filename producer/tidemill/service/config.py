@@ -1,0 +1,135 @@
+"""Settings every process shares; the only place that reads ``TIDEMILL_*`` variables."""
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from tidemill.protocol.errors import ConfigError
+
+T = TypeVar("T")
+
+#: How a parent tells its children which descriptor closes when it dies; set by us, not by users.
+PARENT_FD_VARIABLE = "TIDEMILL_PARENT_FD"
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_SHARD = re.compile(r"[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """Built once at a process's start and passed down.
+
+    ``redis_url`` is None where an embedded server is wanted. A worker's claim lapses after
+    ``lease_seconds`` without one of its heartbeats, sent every ``beat_seconds``.
+    """
+
+    redis_url: str | None
+    data_dir: Path
+    cache_dir: Path
+    shard: str
+    log_level: str
+    lease_seconds: float
+    beat_seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beat_seconds * 2 <= self.lease_seconds:
+            raise ConfigError(
+                f"a beat of {self.beat_seconds:g} s does not fit twice into a lease of"
+                f" {self.lease_seconds:g} s",
+                fix="Set TIDEMILL_BEAT_SECONDS to a third of TIDEMILL_LEASE_SECONDS.",
+            )
+
+
+def load_config(environ: Mapping[str, str] | None = None) -> ServiceConfig:
+    """Read the environment; raises ``ConfigError`` naming the variable that is wrong."""
+    env = _Environment(os.environ if environ is None else environ)
+    return ServiceConfig(
+        redis_url=env.text("TIDEMILL_REDIS_URL") or None,
+        data_dir=env.read("TIDEMILL_DATA_DIR", _directory, env.xdg_dir("DATA", ".local/share")),
+        cache_dir=env.read("TIDEMILL_CACHE_DIR", _directory, env.xdg_dir("CACHE", ".cache")),
+        shard=env.read("TIDEMILL_SHARD", _shard, "00"),
+        log_level=env.read("TIDEMILL_LOG_LEVEL", _level, "INFO"),
+        lease_seconds=env.read("TIDEMILL_LEASE_SECONDS", _seconds, 10.0),
+        beat_seconds=env.read("TIDEMILL_BEAT_SECONDS", _seconds, 3.0),
+    )
+
+
+def load_crash_points(environ: Mapping[str, str] | None = None) -> dict[str, int]:
+    """Where ``TIDEMILL_CRASH_AT`` wants this process to die: point name -> pass number."""
+    env = _Environment(os.environ if environ is None else environ)
+    return env.read("TIDEMILL_CRASH_AT", _crash_points, {})
+
+
+def take_parent_fd() -> int | None:
+    """The descriptor our parent passed to us; a second call, or a child of ours, finds none."""
+    text = os.environ.pop(PARENT_FD_VARIABLE, "")
+    return int(text) if text.isdecimal() else None
+
+
+class _Environment:
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+
+    def text(self, name: str) -> str:
+        return self._variables.get(name, "").strip()
+
+    def read(self, name: str, parse: Callable[[str], T], default: T) -> T:
+        text = self.text(name)
+        if not text:
+            return default
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"{name} is {text!r}, but must be {error}", fix=f"Correct or unset {name}."
+            ) from error
+
+    def xdg_dir(self, kind: str, below_home: str) -> Path:
+        # The XDG specification: a relative path is invalid and must be ignored.
+        named = Path(self.text(f"XDG_{kind}_HOME"))
+        base = named if named.is_absolute() else Path("~").expanduser() / below_home
+        return base / "tidemill"
+
+
+def _directory(text: str) -> Path:
+    path = Path(text).expanduser()
+    if path.exists() and not path.is_dir():
+        raise ValueError("a directory")
+    return path.absolute()
+
+
+def _shard(text: str) -> str:
+    if not _SHARD.fullmatch(text):
+        raise ValueError("two lower-case hexadecimal digits, such as 00")
+    return text
+
+
+def _level(text: str) -> str:
+    level = text.upper()
+    if level not in _LEVELS:
+        raise ValueError(f"one of {', '.join(_LEVELS)}")
+    return level
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError("a positive number of seconds")
+    return seconds
+
+
+def _crash_points(text: str) -> dict[str, int]:
+    points = {}
+    for item in text.split(","):
+        name, _, nth = item.strip().partition(":")
+        if not name or not (nth or "1").isdecimal() or int(nth or "1") < 1:
+            raise ValueError("a comma-separated list of name or name:N")
+        points[name] = int(nth or "1")
+    return points
