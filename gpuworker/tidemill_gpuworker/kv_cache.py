@@ -1,0 +1,78 @@
+"""The paged KV cache: how many blocks fit, and the tensors that hold them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tidemill.protocol.errors import ConfigError
+from tidemill_gpuworker.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys and values of every layer, each [num_blocks, kv_heads, block_size, head_dim]."""
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool."""
+        return self.keys[0].shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the pool when every block has been used."""
+        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+
+
+def make_kv_cache(
+    config: ModelConfig,
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KVCache:
+    """Reserve the pool; on the CPU the system commits its pages when they are first written."""
+    shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
+    layers = range(config.num_layers)
+    return KVCache(
+        keys=tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in layers),
+        values=tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in layers),
+    )
+
+
+def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes of one block over all layers."""
+    return block_size * config.kv_elements_per_token * dtype.itemsize
+
+
+def num_blocks_in(num_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Return how many blocks fit into ``num_bytes``.
+
+    Raises:
+        ConfigError: not a single one does.
+    """
+    each = bytes_per_block(config, block_size, dtype)
+    if num_bytes < each:
+        raise ConfigError(
+            f"{num_bytes} bytes of KV cache are less than one block of {each} bytes",
+            fix="Raise the size of the KV cache or lower the block size.",
+        )
+    return num_bytes // each
+
+
+def available_bytes(device: torch.device) -> int:
+    """Return the memory that ``device`` could still hand out."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return _free_ram(Path("/proc/meminfo"))
+
+
+def _free_ram(meminfo: Path) -> int:
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ConfigError(f"{meminfo} names no MemAvailable", fix="Give the KV cache size in bytes.")

@@ -1,0 +1,127 @@
+"""The weights of a Hugging Face directory: found, checked and copied where they belong."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from tidemill.protocol.errors import DamagedModel, ModelNotFound, UnsafeModel
+from tidemill_gpuworker.safetensors_file import SafetensorsFile
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+# Any training step moves the first row of every matrix, so its first page tells models apart.
+_SAMPLE_BYTES = 4096
+
+
+class Checkpoint:
+    """The safetensors files of a model directory, open for loading.
+
+    ``dtype`` and ``device`` are those of the tensors handed out.
+
+    Raises:
+        ModelNotFound: the directory holds no weights.
+        DamagedModel: a file is missing, truncated or inconsistent.
+        UnsafeModel: the weights come as pickles only.
+    """
+
+    def __init__(self, model_dir: Path, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._model_dir = model_dir
+        self._dtype = dtype
+        self._device = device
+        self._files = _open_files(model_dir)
+        self._owners = {name: file for file in self._files for name in file.entries}
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors in the files."""
+        return sum(e.end - e.start for file in self._files for e in file.entries.values())
+
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a copy of one tensor; raises DamagedModel if it is missing or shaped otherwise."""
+        return self.stacked([name], [shape[0]], *shape[1:])
+
+    def stacked(self, names: Sequence[str], rows: Sequence[int], *rest: int) -> torch.Tensor:
+        """Return tensors of [row count, *rest] on top of each other as one.
+
+        Raises:
+            DamagedModel: a tensor is missing or has another shape; names file and tensor.
+            UnsupportedModel: a tensor is quantised.
+        """
+        for name, count in zip(names, rows, strict=True):
+            self._check(name, (count, *rest))
+        whole = torch.empty(sum(rows), *rest, dtype=self._dtype, device=self._device)
+        for name, part in zip(names, whole.split_with_sizes(list(rows)), strict=True):
+            self._owners[name].copy_into(name, part)
+        return whole
+
+    def revision(self) -> str:
+        """Return a digest of the model: sha256 hex over config.json and, file by file, the header
+        and the first 4 KiB of every tensor.
+
+        That reads megabytes where the whole would be gigabytes; weights that differ only beyond
+        those pages share a digest.
+        """
+        digest = hashlib.sha256((self._model_dir / "config.json").read_bytes())
+        for file in self._files:
+            digest.update(file.header)
+            for name in sorted(file.entries):
+                digest.update(file.sample(name, _SAMPLE_BYTES))
+        return digest.hexdigest()
+
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        file = self._owners.get(name)
+        if file is None:
+            where = ", ".join(str(file.path) for file in self._files)
+            raise DamagedModel(f"tensor {name} is missing from {where}", fix=_FIX)
+        found = file.entries[name].shape
+        if found != shape:
+            raise DamagedModel(
+                f"{file.path}: tensor {name} is {list(found)}, config.json makes it {list(shape)}",
+                fix=_FIX,
+            )
+
+
+_FIX = "Download the model again; config.json and weights must be of the same model."
+
+
+def _open_files(model_dir: Path) -> list[SafetensorsFile]:
+    index = model_dir / _INDEX
+    if (model_dir / _SINGLE).is_file():
+        return [SafetensorsFile(model_dir / _SINGLE)]
+    if index.is_file():
+        return _open_shards(index)
+    pickles = sorted(path.name for pattern in _PICKLES for path in model_dir.glob(pattern))
+    if pickles:
+        raise UnsafeModel(
+            f"{model_dir} holds pickle weights ({pickles[0]}), which can run code when loaded",
+            fix="Use the safetensors files of the model, or convert it with save_pretrained.",
+        )
+    raise ModelNotFound(f"{model_dir} holds no {_SINGLE}", fix="Download the weights as well.")
+
+
+def _open_shards(index: Path) -> list[SafetensorsFile]:
+    weight_map = _read_weight_map(index)
+    files = {}
+    for shard in sorted(set(weight_map.values())):
+        files[shard] = SafetensorsFile(index.parent / shard)
+    for name, shard in weight_map.items():
+        if name not in files[shard].entries:
+            raise DamagedModel(f"{index.parent / shard}: tensor {name} is missing", fix=_FIX)
+    return list(files.values())
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        pairs = {str(name): str(shard) for name, shard in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedModel(f"{index} is not a safetensors index: {error}", fix=_FIX) from error
+    # A shard is a plain file name; anything else could read outside the model directory.
+    strange = [shard for shard in pairs.values() if Path(shard).name != shard]
+    if strange or not pairs:
+        raise DamagedModel(f"{index} names no shard files or strange ones {strange}", fix=_FIX)
+    return pairs

@@ -1,0 +1,191 @@
+"""Owns the model, its KV cache and the device: runs one step plan at a time."""
+
+import logging
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from tidemill.protocol.errors import ConfigError
+from tidemill.protocol.messages import SamplingParams
+from tidemill_gpuworker.inputs import StepInputs, make_inputs
+from tidemill_gpuworker.kv_cache import KVCache, available_bytes, make_kv_cache, num_blocks_in
+from tidemill_gpuworker.linear import can_pack
+from tidemill_gpuworker.loader import Checkpoint
+from tidemill_gpuworker.model_config import ModelConfig, load_model_config
+from tidemill_gpuworker.models.llama import LlamaModel
+from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
+from tidemill_kernels import AttentionBackend, select_backend
+
+_logger = logging.getLogger(__name__)
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+# A step this long makes every library build its kernels and allocate its buffers.
+_WARM_UP_TOKENS = 64
+
+
+class Model(Protocol):
+    """A loaded decoder: how a step is computed on one kind of device."""
+
+    def __call__(
+        self, inputs: StepInputs, cache: KVCache, backend: AttentionBackend
+    ) -> torch.Tensor:
+        """Return float32 logits [sampled rows, vocabulary]; mutates the cache."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes taken: weight files, KV pool when full, and the process's peak resident set."""
+
+    weights: int
+    kv_cache: int
+    peak_resident: int
+
+
+class ModelRunner:
+    """Runs step plans on one device.
+
+    Args:
+        model_dir: a Hugging Face directory with config.json and safetensors weights.
+        device: "cpu", "cuda" or "cuda:<n>".
+        dtype: "float32", "bfloat16", "float16", or "auto" for what the weights were published in,
+            where the device multiplies it natively, else float32.
+        block_size: tokens per KV block.
+        num_blocks: blocks in the KV pool; or
+        kv_cache_bytes: its size; or
+        memory_utilization: its share of the memory that is free once the weights are loaded.
+        max_model_len: longest context; None for the model's own limit.
+        num_threads: CPU threads of torch and the kernels, for the whole process; None leaves them.
+
+    Raises:
+        ModelError: the directory cannot be served; the subclass says why.
+        ConfigError: a setting does not fit the model or the device.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        device: str = "cpu",
+        dtype: str = "auto",
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        kv_cache_bytes: int | None = None,
+        memory_utilization: float = 0.5,
+        max_model_len: int | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        self.model_config = load_model_config(model_dir)
+        self.max_model_len = _context_limit(self.model_config, max_model_len)
+        self.block_size = block_size
+        self._device = torch.device(device)
+        self.dtype = choose_dtype(dtype, self.model_config, self._device)
+        self.backend = _backend(self._device, block_size)
+        checkpoint = Checkpoint(model_dir, dtype=self.dtype, device=self._device)
+        self.revision = checkpoint.revision()
+        self._weight_bytes = checkpoint.num_bytes
+        self._model: Model = LlamaModel(self.model_config, checkpoint, self.max_model_len)
+        del checkpoint
+        if num_blocks is None:
+            budget = kv_cache_bytes or int(available_bytes(self._device) * memory_utilization)
+            num_blocks = num_blocks_in(budget, self.model_config, block_size, self.dtype)
+        self._cache = make_kv_cache(
+            self.model_config,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=self.dtype,
+            device=self._device,
+        )
+        _logger.info(
+            "loaded %s as %s on %s: %d KV blocks of %d tokens, %s kernels",
+            model_dir.name,
+            self.dtype,
+            device,
+            num_blocks,
+            block_size,
+            self.backend.name,
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the KV pool."""
+        return self._cache.num_blocks
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> torch.Tensor:
+        """Put the plan's tokens through the model.
+
+        Returns float32 logits [len(plan.sampling), vocab_size] in the order of ``plan.sampling``.
+        """
+        if not plan.scheduled:
+            return torch.empty(0, self.model_config.vocab_size, device=self._device)
+        inputs = make_inputs(plan, self.block_size, self._device)
+        return self._model(inputs, self._cache, self.backend)
+
+    def warm_up(self) -> None:
+        """Run a prefill and a decode step over blocks that no sequence holds yet."""
+        room = self.num_blocks * self.block_size
+        num_tokens = min(_WARM_UP_TOKENS, self.max_model_len, room)
+        seq = Sequence("warm-up", [0] * num_tokens, SamplingParams(), seed=0)
+        seq.block_table = list(range(-(-num_tokens // self.block_size)))
+        for start in (0, num_tokens - 1):
+            self.execute(StepPlan((ScheduledSequence(seq, start, num_tokens - start),)))
+
+    def memory_use(self) -> MemoryUse:
+        """Return what the weights and the pool take, and the process's peak so far."""
+        return MemoryUse(self._weight_bytes, self._cache.num_bytes, peak_resident_bytes())
+
+
+def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype that ``name`` stands for.
+
+    Raises:
+        ConfigError: an unknown name, or float16 on a CPU.
+    """
+    if name == "auto":
+        published = DTYPES.get(config.dtype, torch.float32)
+        is_native = device.type != "cpu" or can_pack(published)
+        return published if is_native else torch.float32
+    if name not in DTYPES:
+        raise ConfigError(f"unknown dtype {name!r}", fix=f"Choose auto or one of {list(DTYPES)}.")
+    if name == "float16" and device.type == "cpu":
+        raise ConfigError("float16 does not run on the CPU", fix="Use bfloat16 or float32.")
+    return DTYPES[name]
+
+
+def peak_resident_bytes() -> int:
+    """Return the largest resident set that this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _context_limit(config: ModelConfig, wanted: int | None) -> int:
+    if wanted is None:
+        return config.max_model_len
+    if not 1 <= wanted <= config.max_model_len:
+        raise ConfigError(
+            f"max_model_len {wanted} is outside 1 to {config.max_model_len}, the model's context",
+            fix="Lower it.",
+        )
+    return wanted
+
+
+def _backend(device: torch.device, block_size: int) -> AttentionBackend:
+    backend = select_backend(device)
+    if not backend.supports_block_size(block_size):
+        raise ConfigError(
+            f"block size {block_size} does not run on {device}",
+            fix=f"Choose one of {sorted(backend.block_sizes or ())}.",
+        )
+    return backend
