@@ -18,6 +18,7 @@ from support.wait import wait_until
 from tidemill.protocol.errors import BrokerUnavailable, ConfigError, DataDirectoryInUse, PortInUse
 from tidemill.service.broker import EmbeddedBroker, running_broker_url
 from tidemill.service.broker_binary import ServerBinary
+from tidemill.service.data_lock import DataDirectoryLock
 from tidemill.service.redis import connect
 
 LAUNCHER = """
@@ -163,12 +164,16 @@ def test_the_server_survives_the_thread_that_started_it(
     assert not is_gone(server)
 
 
-def test_a_directory_is_free_once_the_server_of_a_killed_launcher_is_gone(
+def test_a_directory_stays_locked_until_the_server_of_a_killed_launcher_is_gone(
     launcher: tuple[subprocess.Popen[str], int], tmp_path: Path
 ) -> None:
     process, server = launcher
+    os.kill(server, signal.SIGSTOP)
     process.kill()
     process.wait()
+    with pytest.raises(DataDirectoryInUse, match=str(process.pid)):
+        DataDirectoryLock(tmp_path).acquire(patience_seconds=0)
+    os.kill(server, signal.SIGCONT)
     with start(tmp_path) as broker:
         assert is_gone(server)
         assert broker.pid != server

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -25,6 +26,8 @@ except ImportError as error:
 _log = logging.getLogger(__name__)
 
 _CLIENT_TIMEOUT_SECONDS = 5.0
+#: How often the server looks whether it shall close.
+_CLOSE_SECONDS = 0.1
 
 
 #: Whether the process makes progress, and what it can say about that, ready for JSON. Called for
@@ -68,7 +71,7 @@ class MetricsServer:
                 fix="Choose another one, or 0 for any free port.",
             ) from error
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="metrics", daemon=True
+            target=self._server.serve_forever, args=(_CLOSE_SECONDS,), name="metrics", daemon=True
         )
         self._thread.start()
 
@@ -95,10 +98,10 @@ class MetricsServer:
         self.close()
 
 
-class _Server(ThreadingHTTPServer):
+class _Server(ThreadingTCPServer):
+    # Not an HTTPServer, which asks the DNS for the name of the host before it serves.
     daemon_threads = True
-    # Two processes on one port would each see half of the scrapes.
-    allow_reuse_port = False
+    allow_reuse_address = True
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,0 +1,119 @@
+"""From a request to a checked prompt: pure, and the same in producer, scheduler and worker."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidemill.protocol.errors import ConfigError, InvalidRequest
+from tidemill.protocol.messages import GenerateRequest, ModelCard, SamplingParams
+from tidemill.protocol.prefix import ExtraKeys, hash_blocks, routing_key, salt_keys
+
+if TYPE_CHECKING:  # an SDK without the tokenizer extra still checks and hashes prompt ids
+    from tidemill.service.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """A prompt ready to be queued; ``cost`` is its length in tokens, before any cache hit."""
+
+    ids: tuple[int, ...]
+    routing_key: bytes
+    cost: int
+
+
+def prepare(
+    request: GenerateRequest, tokenizer: "Tokenizer | None", card: ModelCard, salt: bytes
+) -> PreparedPrompt:
+    """Tokenise, check and hash; ``salt`` is the tenant's.  Raises ``InvalidRequest``."""
+    ids = tokenize(request, tokenizer)
+    validate(request, len(ids), card)
+    extra = extra_keys(salt, card.revision, request.cache_salt)
+    hashes = hash_blocks(ids, card.block_size, extra)
+    return PreparedPrompt(ids=ids, routing_key=routing_key(hashes), cost=len(ids))
+
+
+def tokenize(request: GenerateRequest, tokenizer: "Tokenizer | None") -> tuple[int, ...]:
+    """The prompt's ids; ``tokenizer`` may be None if the request brings ids.
+
+    Raises ``InvalidRequest`` if the chat template refuses the messages, ``ConfigError`` without a
+    tokenizer that is needed.
+    """
+    if request.prompt_ids is not None:
+        return request.prompt_ids
+    if tokenizer is None:
+        raise ConfigError(
+            "the prompt is text, and there is no tokenizer here",
+            fix="Install tidemill[tokenizer], or send prompt_ids.",
+        )
+    if request.messages is not None:
+        text = tokenizer.apply_chat_template(request.messages)
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+    return tuple(tokenizer.encode(request.prompt or ""))
+
+
+def validate(request: GenerateRequest, prompt_len: int, card: ModelCard) -> None:
+    """Raise ``InvalidRequest``, naming the field and its limit, if the model cannot run this."""
+    _check_digest(request, card)
+    _check_vocabulary("prompt_ids", request.prompt_ids or (), card)
+    _check_vocabulary("params.stop_token_ids", request.params.stop_token_ids, card)
+    _check_prompt_length(_prompt_field(request), prompt_len, card)
+    _check_output_length(request.params, prompt_len, card)
+
+
+def extra_keys(salt: bytes, revision: str, cache_salt: str | None) -> ExtraKeys:
+    """What separates the prefixes of tenants and model revisions: the extra keys of block 0.
+
+    ``salt`` is the tenant's 16 random bytes, ``cache_salt`` the caller's own, which only narrows.
+    """
+    return salt_keys(salt + revision.encode(), cache_salt)
+
+
+def _prompt_field(request: GenerateRequest) -> str:
+    if request.prompt is not None:
+        return "prompt"
+    return "prompt_ids" if request.prompt_ids is not None else "messages"
+
+
+def _check_digest(request: GenerateRequest, card: ModelCard) -> None:
+    digest = request.tokenizer_digest
+    if digest is not None and digest != card.tokenizer_digest:
+        raise InvalidRequest(
+            f"tokenizer_digest: {digest[:12]}... is not the tokenizer of model {card.name!r}"
+            f" ({card.tokenizer_digest[:12]}...)",
+            field="tokenizer_digest",
+            fix="Tokenise again with the served model's tokenizer, or send text.",
+        )
+
+
+def _check_vocabulary(field: str, ids: tuple[int, ...], card: ModelCard) -> None:
+    if ids and max(ids) >= card.vocab_size:
+        raise InvalidRequest(
+            f"{field}: token id {max(ids)} is outside the vocabulary of {card.vocab_size}",
+            field=field,
+            fix="Use the tokenizer of the served model.",
+        )
+
+
+def _check_prompt_length(field: str, prompt_len: int, card: ModelCard) -> None:
+    if prompt_len == 0:
+        raise InvalidRequest(
+            f"{field}: it has no tokens", field=field, fix="Send at least one token."
+        )
+    if prompt_len + 1 > card.max_model_len:
+        raise InvalidRequest(
+            f"{field}: {prompt_len} tokens leave no room for an answer in the model's context of"
+            f" {card.max_model_len}",
+            field=field,
+            fix=f"Shorten it to {card.max_model_len - 1} tokens at most.",
+        )
+
+
+def _check_output_length(params: SamplingParams, prompt_len: int, card: ModelCard) -> None:
+    room = card.max_model_len - prompt_len
+    for field, wanted in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
+        if wanted is not None and wanted > room:
+            raise InvalidRequest(
+                f"params.{field}: {wanted} tokens after a prompt of {prompt_len} exceed the model's"
+                f" context of {card.max_model_len}",
+                field=f"params.{field}",
+                fix=f"Ask for {room} at most, or shorten the prompt.",
+            )

@@ -1,0 +1,159 @@
+"""Text to token ids and back, for every process that needs it; neither torch nor transformers.
+
+A worker reads the tokenizer of its model directory and stores it in Redis as a *bundle*, named by
+its digest; producers and schedulers load it from there.  Equal digests mean equal token ids.
+"""
+
+import zlib
+from collections.abc import Sequence
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+import tokenizers
+
+from tidemill.protocol.codec import pack, unpack
+from tidemill.protocol.errors import DamagedModel, InvalidRequest, MalformedMessage
+from tidemill.protocol.messages import ChatMessage
+from tidemill.service.chat_template import ChatTemplate
+from tidemill.service.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
+#: Bounds on a bundle, compressed and not; the largest tokenizer in use has 33 MB of JSON.
+MAX_BUNDLE_BYTES = 1 << 25
+MAX_CONTENT_BYTES = 1 << 27
+
+
+class Tokenizer:
+    """One model's tokenizer and chat template; immutable, safe to share between threads.
+
+    Raises ``DamagedModel`` if the content cannot be understood.
+    """
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        self._files = files
+        self.raw = _parse(files.tokenizer_json)
+        added = self.raw.get_added_tokens_decoder()
+        self.all_special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.vocab_size = self.raw.get_vocab_size()
+        self.eos_token_ids = self._eos_token_ids()
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> "Tokenizer":
+        """Read a Hugging Face model directory; raises ``ModelNotFound`` or ``DamagedModel``."""
+        return cls(read_tokenizer_files(directory))
+
+    @classmethod
+    def from_bundle(cls, bundle: bytes) -> "Tokenizer":
+        """Read what ``to_bundle`` wrote; raises ``MalformedMessage`` if it is not, or too large."""
+        try:
+            return cls(_from_content(_decompress(bundle)))
+        except DamagedModel as error:
+            raise MalformedMessage(f"tokenizer bundle: {error.message}") from error
+
+    def to_bundle(self) -> bytes:
+        """All of this tokenizer in one compressed piece."""
+        return zlib.compress(self._content, 6)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex SHA-256 of the uncompressed bundle."""
+        return sha256(self._content).hexdigest()
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether ``messages`` can be rendered."""
+        return self._template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of ``text``; special tokens that it spells out become one id."""
+        return self.raw.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
+        return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True
+    ) -> str:
+        """Render a conversation; encode the result with ``add_special_tokens=False``.
+
+        Raises ``InvalidRequest`` if there is no template or it refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidRequest(
+                "messages: the model has no chat template",
+                field="messages",
+                fix="Send prompt instead, or serve a model tuned for chat.",
+            )
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        source = self._files.chat_template
+        return None if source is None else ChatTemplate(source, self._files.special_tokens)
+
+    @cached_property
+    def _content(self) -> bytes:
+        files = self._files
+        return pack(
+            {
+                "tokenizer": files.tokenizer_json,
+                "chat_template": files.chat_template,
+                "special_tokens": dict(sorted(files.special_tokens.items())),
+                "eos_token_ids": list(self.eos_token_ids),
+            }
+        )
+
+    def _eos_token_ids(self) -> tuple[int, ...]:
+        if self._files.eos_token_ids is not None:
+            return self._files.eos_token_ids
+        named = self.raw.token_to_id(self._files.special_tokens.get("eos_token", ""))
+        return () if named is None else (named,)
+
+
+def _parse(tokenizer_json: str) -> tokenizers.Tokenizer:
+    try:
+        raw = tokenizers.Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises nothing narrower
+        raise DamagedModel(
+            f"tokenizer.json cannot be read: {error}", fix="Fetch the model again."
+        ) from error
+    # Left over from training in some models; prompts are neither cut nor padded.
+    raw.no_truncation()
+    raw.no_padding()
+    return raw
+
+
+def _decompress(bundle: bytes) -> bytes:
+    if len(bundle) > MAX_BUNDLE_BYTES:
+        raise MalformedMessage(f"tokenizer bundle: larger than {MAX_BUNDLE_BYTES} bytes")
+    inflater = zlib.decompressobj()
+    try:
+        content = inflater.decompress(bundle, MAX_CONTENT_BYTES)
+    except zlib.error as error:
+        raise MalformedMessage(f"tokenizer bundle: {error}") from error
+    if not inflater.eof:
+        raise MalformedMessage(
+            f"tokenizer bundle: cut off, or larger than {MAX_CONTENT_BYTES} bytes inflated"
+        )
+    return content
+
+
+def _from_content(content: bytes) -> TokenizerFiles:
+    fields = unpack(content, max_bytes=MAX_CONTENT_BYTES)
+    try:
+        template = fields["chat_template"]
+        return TokenizerFiles(
+            tokenizer_json=_text(fields["tokenizer"]),
+            chat_template=None if template is None else _text(template),
+            special_tokens={_text(k): _text(v) for k, v in fields["special_tokens"].items()},
+            eos_token_ids=tuple(int(token_id) for token_id in fields["eos_token_ids"]),
+        )
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise MalformedMessage(f"tokenizer bundle: {error!r}") from error
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text expected, not {type(value).__name__}")
+    return value
