@@ -11,6 +11,7 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     consumes,
     invariant,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -53,6 +54,8 @@ class Functions(RuleBasedStateMachine):
         self.epoch = shard.lead(self.client, "sch_0")
         self.leader = 0
 
+    # Few jobs, so that stale claims and takeovers meet on the same one.
+    @precondition(lambda self: len(self.model) < 3)
     @rule(target=jobs, repeat=REPEAT)
     def submit(self, repeat: int) -> str:
         job_id = new_job_id()
@@ -137,7 +140,8 @@ class Functions(RuleBasedStateMachine):
     def reap(self, job_id: str, expired: bool, repeat: int) -> None:
         job = self.model[job_id]
         if expired:
-            shard.expire_lease(self.client, job_id)
+            # Also for a job that is not running: an index entry left by a lost race.
+            self.client.zadd(KEYS.running, {job_id: 1})
         codes = [shard.reap(self.client, job_id) for _ in range(repeat)]
         if not expired or job.state != "run":
             assert set(codes) == {0}
@@ -197,7 +201,7 @@ def test_the_functions_keep_every_promise_under_retries_crashes_and_stale_caller
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(
-            max_examples=40,
+            max_examples=80,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),
