@@ -1,0 +1,103 @@
+"""Greedy generation by our engine and by transformers, side by side."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+import transformers
+
+from tidemill.protocol.messages import SamplingParams
+from tidemill_gpuworker.block_manager import BlockManager
+from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.step_config import StepConfig
+from tidemill_gpuworker.step_scheduler import StepScheduler
+
+
+@dataclass
+class GreedyRun:
+    """What our engine generated, and how; ``logits`` has one row per generated token."""
+
+    outputs: list[list[int]]
+    logits: list[torch.Tensor]
+    num_steps: int = 0
+    num_chunked: int = 0
+    num_hit_tokens: int = 0
+    num_preemptions: int = 0
+    largest_batch: int = 0
+
+
+@dataclass
+class _Driver:
+    runner: ModelRunner
+    scheduler: StepScheduler
+    max_tokens: int
+    logits: dict[str, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+    def step(self, run: GreedyRun) -> None:
+        plan = self.scheduler.schedule()
+        rows = self.runner.execute(plan)
+        run.num_steps += 1
+        run.largest_batch = max(run.largest_batch, len(plan.scheduled))
+        run.num_chunked += sum(not item.samples for item in plan.scheduled)
+        sampled = [item.seq for item in plan.sampling]
+        self.scheduler.update(plan, rows.argmax(-1).tolist())
+        for seq, row in zip(sampled, rows, strict=True):
+            self.logits[seq.seq_id].append(row)
+            if len(seq.output_ids) == self.max_tokens:
+                self.scheduler.finish(seq)
+        self.scheduler.check_integrity()
+
+
+def generate_greedily(
+    runner: ModelRunner, prompts: list[list[int]], max_tokens: int, config: StepConfig
+) -> GreedyRun:
+    """Generate ``max_tokens`` tokens for all prompts at once, through scheduler and block pool."""
+    blocks = BlockManager(runner.num_blocks, runner.block_size)
+    driver = _Driver(runner, StepScheduler(config, blocks), max_tokens)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    seqs = [Sequence(str(i), list(ids), params, seed=0) for i, ids in enumerate(prompts)]
+    for seq in seqs:
+        driver.scheduler.add(seq)
+    run = GreedyRun([], [])
+    while driver.scheduler.has_work:
+        driver.step(run)
+    assert blocks.num_free_blocks == blocks.num_blocks
+    run.outputs = [seq.output_ids for seq in seqs]
+    run.logits = [torch.stack(driver.logits[seq.seq_id]) for seq in seqs]
+    run.num_hit_tokens = driver.scheduler.num_hit_tokens
+    run.num_preemptions = driver.scheduler.num_preemptions
+    return run
+
+
+@torch.inference_mode()
+def reference_outputs(
+    model: transformers.PreTrainedModel, prompts: Iterable[list[int]], max_tokens: int
+) -> list[list[int]]:
+    """What ``transformers`` generates greedily for each prompt alone, ignoring the end token."""
+    # None in the call alone would be filled in from here.
+    model.generation_config.eos_token_id = None
+    outputs = []
+    for ids in prompts:
+        batch = torch.tensor([ids])
+        tokens = model.generate(
+            input_ids=batch,
+            attention_mask=torch.ones_like(batch),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        outputs.append(tokens[0, len(ids) :].tolist())
+    assert all(len(output) == max_tokens for output in outputs)
+    return outputs
+
+
+@torch.inference_mode()
+def reference_logits(
+    model: transformers.PreTrainedModel, prompt: list[int], output: list[int]
+) -> torch.Tensor:
+    """The logits from which each token of ``output`` was to be chosen, [tokens, vocabulary]."""
+    known = torch.tensor([prompt + output[:-1]])
+    logits: torch.Tensor = model(known, use_cache=False, logits_to_keep=len(output)).logits
+    return logits[0]
