@@ -1,0 +1,63 @@
+"""Settings of the scheduler daemon: its command line over the environment."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidemill.protocol.errors import ConfigError
+from tidemill.service.config import ServiceConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Built once in ``__main__``.
+
+    A worker loses its jobs after ``lease_seconds`` without a heartbeat; the leading scheduler is
+    replaced after ``leader_lease_seconds`` without one.  ``metrics_port`` None serves no metrics.
+    """
+
+    redis_url: str
+    shard: str = "00"
+    lease_seconds: float = 10.0
+    leader_lease_seconds: float = 3.0
+    metrics_port: int | None = None
+    #: A worker that says nothing for this share of its lease gets no new jobs.
+    silent_share: float = 0.75
+    #: How long a text job may wait for a worker that serves its model to appear.
+    unknown_model_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("lease_seconds", "leader_lease_seconds"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive", fix=f"Correct --{_flag(name)}.")
+
+    @property
+    def lease_ms(self) -> int:
+        """A job's lease in ms."""
+        return round(self.lease_seconds * 1000)
+
+    @property
+    def leader_lease_ms(self) -> int:
+        """The leader's lease in ms."""
+        return round(self.leader_lease_seconds * 1000)
+
+
+def parse_arguments(arguments: Sequence[str] | None, service: ServiceConfig) -> SchedulerConfig:
+    """Read the command line; raises ``ConfigError`` where no server is named."""
+    parser = argparse.ArgumentParser("tidemill-scheduler", description=__doc__)
+    parser.add_argument("--redis-url", default=service.redis_url, help="the broker's address")
+    parser.add_argument("--shard", default=service.shard, help="two hexadecimal digits")
+    parser.add_argument("--lease-seconds", type=float, default=service.lease_seconds)
+    parser.add_argument("--leader-lease-seconds", type=float, default=3.0)
+    parser.add_argument("--metrics-port", type=int, help="0 takes a free one; none by default")
+    options = parser.parse_args(arguments)
+    if not options.redis_url:
+        raise ConfigError(
+            "the scheduler was given no broker",
+            fix="Pass --redis-url or set TIDEMILL_REDIS_URL; `tidemill up` does both.",
+        )
+    return SchedulerConfig(**vars(options))
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")

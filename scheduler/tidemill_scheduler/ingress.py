@@ -1,0 +1,165 @@
+"""Reads job pointers off the ingress streams, each exactly once per leader."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import redis.asyncio
+from redis import exceptions
+
+from tidemill.protocol import calls
+from tidemill.protocol.errors import MalformedMessage, StaleEpoch
+from tidemill.protocol.functions import run_many_async
+from tidemill.protocol.keys import CONSUMER, GROUP, ShardKeys
+from tidemill.service.runtime import crash_point
+from tidemill_scheduler import metrics
+from tidemill_scheduler.jobs import WaitingJob, is_queue_name, parse_pointer
+
+_log = logging.getLogger(__name__)
+
+#: Bounds on one round trip, so that neither the server nor our loop stops for long.
+_QUEUES_PER_READ = 64
+_MAX_READ = 4000
+_MAX_READ_OF_QUEUE = 1000
+_MAX_DEAD_LETTERS = 10_000
+
+Fields = dict[bytes, bytes]
+Entry = tuple[bytes, Fields | None]
+
+
+class Ingress:
+    """Reads as the group's only consumer, in the name of one epoch.
+
+    The client must not retry: a reply lost to a retry holds pointers that ``>`` never shows again.
+    After any error the owner starts over with ``recover``.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, keys: ShardKeys, epoch: int) -> None:
+        self._client = client
+        self._keys = keys
+        self._epoch = epoch
+        # Position in each queue's pending entries; ">" once they are all known.
+        self._positions: dict[str, str] = {}
+
+    async def active_queues(self) -> list[str]:
+        """Return the queues that have or had jobs, the longest waiting first."""
+        names = await self._client.zrange(self._keys.active_queues, 0, -1)
+        return _queue_names(cast(list[bytes], names))
+
+    async def read(self, queues: Sequence[str]) -> list[WaitingJob]:
+        """Return up to 1,000 pointers of each queue; none at all means that none is left.
+
+        What an earlier leader read and did not dispatch comes first.  Raises ``StaleEpoch``, with
+        nothing read, if another scheduler leads.
+        """
+        jobs: list[WaitingJob] = []
+        for start in range(0, len(queues), _QUEUES_PER_READ):
+            jobs += await self._read_some(queues[start : start + _QUEUES_PER_READ])
+        if jobs:
+            crash_point("scheduler.after_read")
+        return jobs
+
+    async def retire(self, queues: Sequence[str]) -> None:
+        """Forget those of the queues that are empty."""
+        batch = [calls.retire(self._keys, queue) for queue in queues]
+        replies = await run_many_async(self._client, batch)
+        for queue, retired in zip(queues, replies, strict=True):
+            if retired is True:
+                self._positions.pop(queue, None)
+
+    async def acknowledge(self, queue: str, entry_id: str) -> None:
+        """Remove a pointer that a newer one of the same job replaces."""
+        await self._remove(queue, entry_id, None)
+
+    async def _read_some(self, queues: Sequence[str]) -> list[WaitingJob]:
+        replies = await self._read_fenced(queues)
+        jobs: list[WaitingJob] = []
+        caught_up: list[str] = []
+        for queue, reply in zip(queues, replies, strict=True):
+            if isinstance(reply, exceptions.ResponseError):
+                await self._repair(queue, reply)
+                continue
+            entries: Sequence[Entry] = reply[0][1] if reply else []
+            if self._advance(queue, entries):
+                caught_up.append(queue)
+            jobs += await self._parse(queue, entries)
+        return jobs + (await self._read_some(caught_up) if caught_up else [])
+
+    async def _read_fenced(self, queues: Sequence[str]) -> list[Any]:
+        # A leader that was paused must not take pointers away from its successor, who would never
+        # see them; so the read happens only if the epoch is still ours.
+        async with self._client.pipeline(transaction=True) as pipe:
+            await pipe.watch(self._keys.epoch)
+            if await pipe.get(self._keys.epoch) != str(self._epoch).encode():
+                raise StaleEpoch(f"epoch {self._epoch} of shard {self._keys.shard} is over")
+            # redis-py leaves multi untyped.
+            pipe.multi()  # type: ignore[no-untyped-call]
+            count = min(_MAX_READ_OF_QUEUE, _MAX_READ // len(queues))
+            for queue in queues:
+                streams: Any = {self._keys.ingress(queue): self._positions.get(queue, "0")}
+                pipe.xreadgroup(GROUP, CONSUMER, streams, count=count)
+            try:
+                return await pipe.execute(raise_on_error=False)
+            except exceptions.WatchError as error:
+                raise StaleEpoch("another scheduler took over during a read") from error
+
+    async def _parse(self, queue: str, entries: Sequence[Entry]) -> list[WaitingJob]:
+        jobs = []
+        for entry_id, fields in entries:
+            # A pending entry that was deleted: its job was cancelled.
+            if fields is None:
+                await self._remove(queue, entry_id.decode(), None)
+                continue
+            try:
+                jobs.append(parse_pointer(self._keys.shard, queue, entry_id.decode(), fields))
+            except MalformedMessage as error:
+                await self._bury(queue, entry_id.decode(), fields, error)
+        return jobs
+
+    def _advance(self, queue: str, entries: Sequence[Entry]) -> bool:
+        """Move on in the pending entries; true once they are all read, so that new ones follow."""
+        if self._positions.get(queue) == ">":
+            return False
+        self._positions[queue] = entries[-1][0].decode() if entries else ">"
+        return not entries
+
+    async def _bury(
+        self, queue: str, entry_id: str, fields: Fields, error: MalformedMessage
+    ) -> None:
+        metrics.MALFORMED.inc()
+        _log.warning("entry %s of queue %s is malformed: %s", entry_id, queue, error.message)
+        letter: Fields = {
+            b"j": fields.get(b"j", b"")[:256],
+            b"r": f"malformed pointer: {error.message}".encode(),
+            b"q": queue.encode(),
+            b"e": entry_id.encode(),
+        }
+        await self._remove(queue, entry_id, letter)
+
+    async def _remove(self, queue: str, entry_id: str, letter: Fields | None) -> None:
+        stream = self._keys.ingress(queue)
+        async with self._client.pipeline(transaction=True) as pipe:
+            if letter is not None:
+                pipe.xadd(self._keys.dead_letters, cast(Any, letter), maxlen=_MAX_DEAD_LETTERS)
+            pipe.xack(stream, GROUP, entry_id)
+            pipe.xdel(stream, entry_id)
+            await pipe.execute()
+
+    async def _repair(self, queue: str, error: exceptions.ResponseError) -> None:
+        if not str(error).startswith("NOGROUP"):
+            _log.warning("queue %s cannot be read: %s", queue, error)
+            return
+        # The stream was retired meanwhile, or lost its group with a server's data.
+        self._positions.pop(queue, None)
+        stream = self._keys.ingress(queue)
+        if await self._client.exists(stream):
+            _log.warning("queue %s has no consumer group; making it", queue)
+            try:
+                await self._client.xgroup_create(stream, GROUP, id="0")
+            except exceptions.ResponseError as refusal:
+                _log.info("queue %s: %s", queue, refusal)
+
+
+def _queue_names(names: Iterable[bytes]) -> list[str]:
+    decoded = (name.decode("utf-8", "replace") for name in names)
+    return [name for name in decoded if is_queue_name(name)]

@@ -1,0 +1,113 @@
+"""A waiting job as the scheduler sees it: what its pointer on an ingress stream says."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidemill.protocol.errors import InvalidRequest, MalformedMessage
+from tidemill.protocol.ids import shard_of
+from tidemill.protocol.prefix import ROUTING_HASH_BYTES
+
+#: Routing keys above this would be prompts of more than four million tokens.
+MAX_KEY_BYTES = 1 << 19
+MAX_COST = 1 << 32
+
+_QUEUE = re.compile(r"p[012]:[A-Za-z0-9_.\-]{1,64}")
+_ENTRY_ID = re.compile(r"(\d+)-(\d+)")
+
+#: Place in the order: routing key, then the pointer's entry id, then the job id as tie-break.
+SortKey = tuple[bytes, int, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """One undispatched job; ``cost`` is its prompt's length in tokens."""
+
+    job_id: str
+    queue: str
+    entry_id: str
+    model: str
+    key: bytes = b""
+    cost: int = 0
+    attempts: int = 0
+    priority: int = 0
+
+    @property
+    def sort_key(self) -> SortKey:
+        """Depth-first position in the radix tree of all prompts, then submission order."""
+        milliseconds, number = entry_number(self.entry_id)
+        return (self.key, milliseconds, number, self.job_id)
+
+    @property
+    def is_tokenized(self) -> bool:
+        """Whether its producer made the tokens; a tokenised prompt costs at least one."""
+        return self.cost > 0
+
+
+def entry_number(entry_id: str) -> tuple[int, int]:
+    """Return a stream entry id as numbers that compare as the server compares ids."""
+    milliseconds, _, number = entry_id.partition("-")
+    return int(milliseconds), int(number)
+
+
+def is_queue_name(name: str) -> bool:
+    """Whether ``name`` can be an ingress queue: ``<priority class>:<tenant>``."""
+    return _QUEUE.fullmatch(name) is not None
+
+
+def parse_pointer(
+    shard: str, queue: str, entry_id: str, fields: Mapping[bytes, bytes]
+) -> WaitingJob:
+    """Read one entry of an ingress stream; raises ``MalformedMessage`` naming the field."""
+    job_id = _text(fields, b"j")
+    try:
+        found = shard_of(job_id)
+    except InvalidRequest as error:
+        raise MalformedMessage(f"j: {error.message}") from error
+    if found != shard:
+        raise MalformedMessage(f"j: {job_id} belongs to shard {found}, not {shard}")
+    return WaitingJob(
+        job_id=job_id,
+        queue=queue,
+        entry_id=entry_id,
+        model=_model(fields),
+        key=_key(fields),
+        cost=_number(fields, b"c", 0, MAX_COST),
+        attempts=_number(fields, b"a", 0, 2**31),
+        priority=_number(fields, b"p", -(2**31), 2**31),
+    )
+
+
+def _field(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
+    if name not in fields:
+        raise MalformedMessage(f"{name.decode()}: missing")
+    return fields[name]
+
+
+def _text(fields: Mapping[bytes, bytes], name: bytes) -> str:
+    try:
+        return _field(fields, name).decode()
+    except UnicodeDecodeError as error:
+        raise MalformedMessage(f"{name.decode()}: not UTF-8") from error
+
+
+def _model(fields: Mapping[bytes, bytes]) -> str:
+    model = _text(fields, b"m")
+    if not 1 <= len(model) <= 256:
+        raise MalformedMessage(f"m: a model's name has 1 to 256 characters, not {len(model)}")
+    return model
+
+
+def _key(fields: Mapping[bytes, bytes]) -> bytes:
+    key = _field(fields, b"h")
+    if len(key) % ROUTING_HASH_BYTES or len(key) > MAX_KEY_BYTES:
+        raise MalformedMessage(f"h: {len(key)} bytes are not whole routing hashes")
+    return key
+
+
+def _number(fields: Mapping[bytes, bytes], name: bytes, low: int, high: int) -> int:
+    text = _field(fields, name)
+    # Bounded before int(): a million digits must not stall the loop.
+    if not re.fullmatch(rb"-?\d{1,20}", text) or not low <= int(text) < high:
+        raise MalformedMessage(f"{name.decode()}: {text[:20]!r} is not a whole number in range")
+    return int(text)

@@ -1,0 +1,24 @@
+"""What the scheduler counts; served by ``tidemill.service.metrics``."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+LEADER = Gauge("tidemill_scheduler_leader", "1 while this process leads its shard, else 0")
+EPOCH = Gauge("tidemill_scheduler_epoch", "Term of the leader, as last seen by this process")
+WAITING_JOBS = Gauge("tidemill_scheduler_waiting_jobs", "Jobs read and not dispatched")
+UNTOKENIZED_JOBS = Gauge("tidemill_scheduler_untokenized_jobs", "Text jobs not tokenised yet")
+WORKERS = Gauge("tidemill_scheduler_workers", "Registered workers")
+
+DISPATCHED = Counter("tidemill_scheduler_dispatched_total", "Jobs given to a worker")
+NOT_QUEUED = Counter(
+    "tidemill_scheduler_not_queued_total", "Dispatches of jobs that were not queued any more"
+)
+REAPED = Counter("tidemill_scheduler_reaped_total", "Jobs whose lease ran out", ["outcome"])
+MALFORMED = Counter("tidemill_scheduler_malformed_total", "Pointers moved to the dead letters")
+TOKENIZED = Counter("tidemill_scheduler_tokenized_total", "Text jobs tokenised", ["outcome"])
+RESTARTS = Counter("tidemill_scheduler_restarts_total", "Terms that an error ended", ["reason"])
+
+TICK_SECONDS = Histogram(
+    "tidemill_scheduler_tick_seconds",
+    "Time of one scheduling decision",
+    buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+)

@@ -1,0 +1,107 @@
+"""Gives the jobs of dead workers back to the queue."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis.asyncio
+
+from tidemill.protocol import calls
+from tidemill.protocol.calls import MAX_CRASHES
+from tidemill.protocol.errors import BrokerUnavailable
+from tidemill.protocol.functions import Call, run_many_async
+from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.messages import JobEnd
+from tidemill.protocol.states import FinishReason, JobState
+from tidemill.service.runtime import crash_point
+from tidemill_scheduler import metrics
+from tidemill_scheduler.clock import server_ms
+
+_log = logging.getLogger(__name__)
+
+_MAX_BATCH = 256
+#: Passes in the length of one lease.
+_PASSES_PER_LEASE = 4
+
+_OUTCOMES = {0: "not_running", 1: "requeued", 2: "dead"}
+_POISONED = JobEnd(
+    state=JobState.DEAD,
+    finish_reason=FinishReason.ERROR,
+    error=f"the job ended {MAX_CRASHES} workers in a row without producing a token",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Expired:
+    job_id: str
+    queue: str
+    idempotency_key: str
+
+
+class Reaper:
+    """Requeues jobs whose lease ran out; the server's clock decides, and the function re-checks."""
+
+    def __init__(self, client: redis.asyncio.Redis, keys: ShardKeys, lease_seconds: float) -> None:
+        self._client = client
+        self._keys = keys
+        self._lease_seconds = lease_seconds
+
+    async def run(self) -> None:
+        """Reap for ever, after one lease of grace.
+
+        Raises ``BrokerUnavailable`` once another server process answers.
+        """
+        run_id = await self._run_id()
+        # Workers that could not reach the server while it, or we, were away need time to beat.
+        await asyncio.sleep(self._lease_seconds)
+        while True:
+            if await self._run_id() != run_id:
+                raise BrokerUnavailable("the broker was replaced by another process")
+            await self.reap()
+            await asyncio.sleep(self._lease_seconds / _PASSES_PER_LEASE)
+
+    async def reap(self) -> int:
+        """Requeue or end every job that is due; returns how many were."""
+        num_reaped = 0
+        while expired := await self._find_expired():
+            crash_point("scheduler.before_reap")
+            outcomes = await run_many_async(self._client, [self._call(job) for job in expired])
+            crash_point("scheduler.after_reap")
+            for job, outcome in zip(expired, outcomes, strict=True):
+                name = _OUTCOMES[cast(int, outcome)]
+                metrics.REAPED.labels(name).inc()
+                _log.info("the lease of %s ran out: %s", job.job_id, name)
+            num_reaped += len(expired)
+        return num_reaped
+
+    async def _find_expired(self) -> list[_Expired]:
+        now = await server_ms(self._client)
+        ids = await self._client.zrangebyscore(
+            self._keys.running, "-inf", now, start=0, num=_MAX_BATCH
+        )
+        job_ids = [job_id.decode() for job_id in cast(list[bytes], ids)]
+        async with self._client.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.hmget(self._keys.job(job_id), "qn", "ik")
+            return [_expired(*pair) for pair in zip(job_ids, await pipe.execute(), strict=True)]
+
+    def _call(self, job: _Expired) -> Call[int]:
+        return calls.reap(
+            self._keys,
+            job_id=job.job_id,
+            queue=job.queue,
+            end=_POISONED,
+            idempotency_key=job.idempotency_key,
+        )
+
+    async def _run_id(self) -> str:
+        info: dict[str, Any] = await self._client.info("server")
+        return str(info.get("run_id"))
+
+
+def _expired(job_id: str, values: Sequence[bytes | None]) -> _Expired:
+    queue, idempotency_key = ((value or b"").decode() for value in values)
+    # A job whose hash is gone has no queue; the function only takes it off the index.
+    return _Expired(job_id, queue or "p1:default", idempotency_key)

@@ -1,0 +1,164 @@
+"""One term of a leader: everything it knows is built at its start and dropped at its end."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import redis.asyncio
+
+from tidemill.protocol.keys import ShardKeys
+from tidemill.service.redis import translate
+from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
+from tidemill_scheduler import metrics
+from tidemill_scheduler.config import SchedulerConfig
+from tidemill_scheduler.dispatcher import Dispatcher
+from tidemill_scheduler.health import Health
+from tidemill_scheduler.ingress import Ingress
+from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.leadership import Leadership
+from tidemill_scheduler.reaper import Reaper
+from tidemill_scheduler.scheduler import Scheduler
+from tidemill_scheduler.tokenize_pool import TokenizePool
+from tidemill_scheduler.worker_watch import WorkerWatch
+
+#: Pub/sub loses messages, so all queues are looked at this often whatever the bell says.
+_TICK_SECONDS = 1.0
+#: Jobs kept in the order; what is beyond waits on its stream.
+MAX_WAITING = 1_000_000
+
+
+class Term:
+    """Wires the parts together and runs them until one fails."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keys: ShardKeys,
+        config: SchedulerConfig,
+        leadership: Leadership,
+        tokenizers: AsyncRedisTokenizers,
+        health: Health,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._health = health
+        self._leadership = leadership
+        self._scheduler = Scheduler(silent_seconds=config.lease_seconds * config.silent_share)
+        self._ingress = Ingress(client, keys, leadership.epoch)
+        self._watch = WorkerWatch(client, keys, self._scheduler, self._wake_dispatch)
+        self._reaper = Reaper(client, keys, config.lease_seconds)
+        self._dispatcher = Dispatcher(
+            client, keys, self._scheduler, epoch=leadership.epoch, lease_ms=config.lease_ms
+        )
+        self._pool = TokenizePool(
+            client,
+            keys,
+            tokenizers,
+            self._place,
+            unknown_model_seconds=config.unknown_model_seconds,
+        )
+        self._dispatchable = asyncio.Event()
+        self._rung = asyncio.Event()
+        self._rung_queues: set[str] = set()
+
+    async def run(self) -> None:
+        """Lead.
+
+        Raises an exception group with ``StaleEpoch`` once another scheduler leads, with
+        ``BrokerUnavailable`` once the broker is away or was replaced.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            for duty in (
+                self._leadership.hold(),
+                self._watch.run(),
+                self._watch.follow_statuses(),
+                self._listen(),
+                self._take_in(),
+                self._give_out(),
+                self._pool.run(),
+                self._reaper.run(),
+            ):
+                tasks.create_task(_translated(duty))
+
+    async def _listen(self) -> None:
+        async with self._client.pubsub() as pubsub:
+            await pubsub.subscribe(self._keys.bell)
+            while True:
+                message = await pubsub.get_message(
+                    ignore_subscribe_messages=True, timeout=_TICK_SECONDS
+                )
+                if message is not None:
+                    self._rung_queues.add(message["data"].decode("utf-8", "replace"))
+                    self._rung.set()
+
+    async def _take_in(self) -> None:
+        next_sweep = 0.0
+        while True:
+            if time.monotonic() >= next_sweep:
+                self._health.beat()
+                await self._sweep()
+                next_sweep = time.monotonic() + _TICK_SECONDS
+            rung = sorted(self._rung_queues)
+            self._rung_queues.clear()
+            await self._read_all(rung)
+            await self._wait_for_bell(next_sweep)
+
+    async def _sweep(self) -> None:
+        queues = await self._ingress.active_queues()
+        await self._read_all(queues)
+        await self._ingress.retire(queues)
+
+    async def _read_all(self, queues: list[str]) -> None:
+        while queues and self._scheduler.num_waiting < MAX_WAITING:
+            jobs = await self._ingress.read(queues)
+            if not jobs:
+                return
+            for job in jobs:
+                await self._accept(job)
+            self._wake_dispatch()
+
+    async def _accept(self, job: WaitingJob) -> None:
+        if not job.is_tokenized:
+            self._pool.put(job)
+            return
+        older = self._scheduler.add_job(job)
+        if older is not None:
+            await self._ingress.acknowledge(older.queue, older.entry_id)
+
+    def _place(self, job: WaitingJob) -> None:
+        self._scheduler.add_job(job)
+        self._wake_dispatch()
+
+    async def _wait_for_bell(self, next_sweep: float) -> None:
+        self._rung.clear()
+        if self._rung_queues:
+            return
+        try:
+            await asyncio.wait_for(self._rung.wait(), max(0.0, next_sweep - time.monotonic()))
+        except TimeoutError:
+            return
+
+    def _wake_dispatch(self) -> None:
+        self._dispatchable.set()
+
+    async def _give_out(self) -> None:
+        while True:
+            await self._dispatchable.wait()
+            self._dispatchable.clear()
+            with metrics.TICK_SECONDS.time():
+                dispatches = self._scheduler.tick(time.monotonic())
+            num_sent = 0
+            if dispatches:
+                self._health.note_work(runnable=True, num_dispatched=0)
+                num_sent = await self._dispatcher.send(dispatches)
+            if num_sent < len(dispatches):
+                self._wake_dispatch()
+            runnable = self._scheduler.is_runnable(time.monotonic())
+            self._health.note_work(runnable=runnable, num_dispatched=num_sent)
+            metrics.WAITING_JOBS.set(self._scheduler.num_waiting)
+
+
+async def _translated(duty: Coroutine[Any, Any, None]) -> None:
+    with translate():
+        await duty

@@ -1,0 +1,201 @@
+"""Tokenises jobs that arrive as text, beside the loop, so that they can be ordered like others."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import redis.asyncio
+
+from tidemill.protocol import calls
+from tidemill.protocol.codec import decode
+from tidemill.protocol.errors import (
+    ConfigError,
+    InvalidRequest,
+    ProtocolError,
+    TidemillError,
+    UnknownModel,
+)
+from tidemill.protocol.functions import run_async
+from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.messages import GenerateRequest, JobEnd, ModelCard
+from tidemill.protocol.states import FinishReason, JobState
+from tidemill.service.prompt import PreparedPrompt, prepare
+from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
+from tidemill_scheduler import metrics
+from tidemill_scheduler.jobs import WaitingJob
+
+_log = logging.getLogger(__name__)
+
+_BATCH = 32
+_THREADS = 2
+#: How often jobs look again for a model that no worker had registered.
+_PARK_SECONDS = 1.0
+#: A rough length for the credit of a prompt that cannot be tokenised here.
+_BYTES_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _TextJob:
+    pointer: WaitingJob
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What the job's hash holds of it; ``request`` is empty if the job has ended."""
+
+    request: bytes
+    salt: bytes
+    idempotency_key: str
+
+
+class TokenizePool:
+    """Gives text jobs their routing key and cost, and hands them to ``place``.
+
+    A job that its model cannot run ends as failed.  One whose tokenizer cannot be used here is
+    placed without a key: its worker tokenises anyway.
+    """
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keys: ShardKeys,
+        tokenizers: AsyncRedisTokenizers,
+        place: Callable[[WaitingJob], None],
+        *,
+        unknown_model_seconds: float,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._tokenizers = tokenizers
+        self._place = place
+        self._patience = unknown_model_seconds
+        self._jobs: deque[_TextJob] = deque()
+        self._parked: list[_TextJob] = []
+        self._arrived = asyncio.Event()
+
+    def put(self, job: WaitingJob) -> None:
+        """Take a job in; it is placed later."""
+        self._jobs.append(_TextJob(job, time.monotonic() + self._patience))
+        self._arrived.set()
+        self._count()
+
+    async def run(self) -> None:
+        """Work for ever."""
+        with ThreadPoolExecutor(_THREADS, "tokenize") as threads:
+            while True:
+                await self._wait()
+                batch = [self._jobs.popleft() for _ in range(min(_BATCH, len(self._jobs)))]
+                await self._process(threads, batch)
+                self._count()
+
+    async def _wait(self) -> None:
+        if self._jobs:
+            return
+        self._arrived.clear()
+        try:
+            await asyncio.wait_for(self._arrived.wait(), _PARK_SECONDS if self._parked else None)
+        except TimeoutError:
+            self._jobs.extend(self._parked)
+            self._parked.clear()
+
+    async def _process(self, threads: ThreadPoolExecutor, batch: Sequence[_TextJob]) -> None:
+        stored = await self._load([job.pointer for job in batch])
+        cards = await self._load_cards({job.pointer.model for job in batch})
+        await asyncio.gather(
+            *(
+                self._settle(threads, job, data, cards.get(job.pointer.model))
+                for job, data in zip(batch, stored, strict=True)
+            )
+        )
+
+    async def _load(self, jobs: Iterable[WaitingJob]) -> list[_Stored]:
+        async with self._client.pipeline(transaction=False) as pipe:
+            for job in jobs:
+                pipe.hmget(self._keys.job(job.job_id), "req", "salt", "ik")
+            rows = cast(list[list[bytes | None]], await pipe.execute())
+        return [_Stored(req or b"", salt or b"", (ik or b"").decode()) for req, salt, ik in rows]
+
+    async def _load_cards(self, models: Iterable[str]) -> dict[str, ModelCard]:
+        cards = {}
+        for model in models:
+            data = await self._client.hget(self._keys.model(model), "card")
+            if data is not None:
+                cards[model] = decode(cast(bytes, data), ModelCard)
+        return cards
+
+    async def _settle(
+        self, threads: ThreadPoolExecutor, job: _TextJob, stored: _Stored, card: ModelCard | None
+    ) -> None:
+        if not stored.request:
+            # Ended meanwhile; its dispatch will be refused and removes the pointer.
+            self._place(replace(job.pointer, cost=1))
+        elif card is None and time.monotonic() < job.deadline:
+            self._parked.append(job)
+        else:
+            await self._tokenize(threads, job.pointer, stored, card)
+
+    async def _tokenize(
+        self,
+        threads: ThreadPoolExecutor,
+        job: WaitingJob,
+        stored: _Stored,
+        card: ModelCard | None,
+    ) -> None:
+        try:
+            request = decode(stored.request, GenerateRequest)
+            prompt = await self._prepare(threads, request, card, stored.salt)
+        except (InvalidRequest, ProtocolError) as error:
+            await self._fail(job, stored, error)
+        except ConfigError as error:
+            _log.warning("%s is placed without a key: %s", job.job_id, error.one_line())
+            self._done("skipped", job, b"", len(stored.request) // _BYTES_PER_TOKEN)
+        else:
+            self._done("tokenized", job, prompt.routing_key, prompt.cost)
+
+    async def _prepare(
+        self,
+        threads: ThreadPoolExecutor,
+        request: GenerateRequest,
+        card: ModelCard | None,
+        salt: bytes,
+    ) -> PreparedPrompt:
+        if card is None:
+            raise UnknownModel(
+                f"model: no worker serves {request.model!r}",
+                field="model",
+                fix="Start a worker that serves it, or correct the name.",
+            )
+        tokenizer: Any = None
+        if request.prompt_ids is None:
+            tokenizer = await self._tokenizers.get(self._client, card)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(threads, prepare, request, tokenizer, card, salt)
+
+    def _done(self, outcome: str, job: WaitingJob, key: bytes, cost: int) -> None:
+        metrics.TOKENIZED.labels(outcome).inc()
+        self._place(replace(job, key=key, cost=max(1, cost)))
+
+    async def _fail(self, job: WaitingJob, stored: _Stored, error: TidemillError) -> None:
+        metrics.TOKENIZED.labels("refused").inc()
+        _log.info("%s cannot run: %s", job.job_id, type(error).__name__)
+        end = JobEnd(
+            state=JobState.FAILED, finish_reason=FinishReason.ERROR, error=error.one_line()
+        )
+        call = calls.cancel(
+            self._keys,
+            job_id=job.job_id,
+            queue=job.queue,
+            worker_id="",
+            end=end,
+            idempotency_key=stored.idempotency_key,
+        )
+        await run_async(self._client, call)
+
+    def _count(self) -> None:
+        metrics.UNTOKENIZED_JOBS.set(len(self._jobs) + len(self._parked))

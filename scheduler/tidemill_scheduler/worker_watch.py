@@ -1,0 +1,120 @@
+"""Keeps the scheduler's picture of the workers up to date."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import redis.asyncio
+
+from tidemill.protocol.codec import decode
+from tidemill.protocol.errors import ProtocolError
+from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.messages import WorkerInfo, WorkerStatus
+from tidemill_scheduler import metrics
+from tidemill_scheduler.clock import server_ms
+from tidemill_scheduler.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
+
+#: How soon a new worker is seen, at the latest.
+_REFRESH_SECONDS = 0.5
+#: A blocking read sees workers that registered after it began only when it returns.
+_BLOCK_MS = 250
+_READ_COUNT = 1000
+#: How long the id of a dead worker is kept, for people who look.
+_FORGET_MS = 60_000
+
+_Entry = tuple[bytes, dict[bytes, bytes]]
+
+
+class WorkerWatch:
+    """Registers live workers with the scheduler, feeds it their statuses, removes dead ones."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keys: ShardKeys,
+        scheduler: Scheduler,
+        changed: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._scheduler = scheduler
+        self._changed = changed
+        # Worker id -> last status entry read.
+        self._cursors: dict[str, str] = {}
+        self._unreadable: set[str] = set()
+
+    async def run(self) -> None:
+        """Follow the registry for ever."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(_REFRESH_SECONDS)
+
+    async def follow_statuses(self) -> None:
+        """Follow the status streams for ever."""
+        while True:
+            if self._cursors:
+                await self._read_statuses()
+            else:
+                await asyncio.sleep(_REFRESH_SECONDS)
+
+    async def refresh(self) -> None:
+        """Add workers whose heartbeat is fresh, remove those whose heartbeat expired."""
+        now = await server_ms(self._client)
+        ids = await self._client.zrangebyscore(self._keys.workers, now, "+inf")
+        alive = {worker_id.decode() for worker_id in cast(list[bytes], ids)}
+        for worker_id in self._scheduler.worker_ids - alive:
+            self._remove(worker_id)
+        for worker_id in sorted(alive - self._scheduler.worker_ids - self._unreadable):
+            await self._add(worker_id)
+        metrics.WORKERS.set(len(self._scheduler.worker_ids))
+        await self._client.zremrangebyscore(self._keys.workers, "-inf", now - _FORGET_MS)
+
+    async def _add(self, worker_id: str) -> None:
+        data = await self._client.hget(self._keys.worker_info(worker_id), "info")
+        if data is None:
+            return
+        try:
+            info = decode(cast(bytes, data), WorkerInfo)
+        except ProtocolError as error:
+            self._unreadable.add(worker_id)
+            _log.warning("worker %s cannot be used: %s", worker_id, error.message)
+            return
+        last = cast(
+            list[_Entry], await self._client.xrevrange(self._keys.status(worker_id), count=1)
+        )
+        self._scheduler.add_worker(info, time.monotonic())
+        self._cursors[worker_id] = "0-0"
+        _log.info("worker %s serves %s", worker_id, info.model)
+        self._take_in(worker_id, last)
+        self._changed()
+
+    def _remove(self, worker_id: str) -> None:
+        _log.warning("worker %s stopped beating", worker_id)
+        self._scheduler.remove_worker(worker_id)
+        del self._cursors[worker_id]
+
+    async def _read_statuses(self) -> None:
+        streams = {self._keys.status(w): cursor for w, cursor in self._cursors.items()}
+        names = {stream.encode(): w for w, stream in zip(self._cursors, streams, strict=True)}
+        reply = await self._client.xread(cast(Any, streams), count=_READ_COUNT, block=_BLOCK_MS)
+        for stream, entries in cast(list[tuple[bytes, list[_Entry]]], reply or []):
+            self._take_in(names[stream], entries)
+        if reply:
+            self._changed()
+
+    def _take_in(self, worker_id: str, entries: Sequence[_Entry]) -> None:
+        # Only the newest counts, and the worker may have been removed during the read.
+        if not entries or worker_id not in self._cursors:
+            return
+        entry_id, fields = entries[-1]
+        self._cursors[worker_id] = entry_id.decode()
+        try:
+            status = decode(fields.get(b"s", b""), WorkerStatus)
+        except ProtocolError as error:
+            _log.warning("status of worker %s is malformed: %s", worker_id, error.message)
+            return
+        self._scheduler.update_worker(worker_id, status, time.monotonic())

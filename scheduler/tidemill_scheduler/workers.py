@@ -1,0 +1,129 @@
+"""What one worker can still take: credit in tokens, sequence slots and KV blocks."""
+
+from dataclasses import dataclass
+
+from tidemill.protocol.messages import WorkerInfo, WorkerStatus
+from tidemill_scheduler.jobs import entry_number
+
+#: A worker may hold this many times its step budget in prompt tokens it has not computed yet.
+MAX_STEPS_AHEAD = 2
+
+#: Sequences beyond ``max_num_seqs`` that wait in the worker, as a share of it, so that a slot that
+#: becomes free is filled without a round trip.
+QUEUE_SHARE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    tokens: int
+    command: tuple[int, int] | None = None
+
+
+class Worker:
+    """A registered worker; its credit dies with it.
+
+    Outstanding work is what the last status reports plus what was dispatched after the command
+    that the status names.
+    """
+
+    def __init__(self, info: WorkerInfo, now: float) -> None:
+        self.info = info
+        #: The last status, None before the first one.
+        self.status: WorkerStatus | None = None
+        #: When the worker was last heard of, on the caller's clock, in seconds.
+        self.heard_at = now
+        self._in_flight: dict[str, _InFlight] = {}
+        self._in_flight_tokens = 0
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt tokens given to the worker and, as far as known, not computed yet."""
+        reported = self.status.waiting_tokens if self.status else 0
+        return reported + self._in_flight_tokens
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences the worker runs, keeps waiting, or is about to read."""
+        reported = self.status.num_running + self.status.num_waiting if self.status else 0
+        return reported + len(self._in_flight)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it asked for no more work."""
+        return self.status is not None and self.status.draining
+
+    @property
+    def seq_slack(self) -> int:
+        """How many sequences more than an idle worker it may hold before it counts as crowded."""
+        return max(1, self.info.max_num_seqs // QUEUE_SHARE)
+
+    @property
+    def load(self) -> float:
+        """Share of its capacity in use; comparable between workers."""
+        return (
+            self.outstanding_tokens / self.info.max_num_batched_tokens
+            + self.num_seqs / self.info.max_num_seqs
+        )
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether it could take a job of one token."""
+        return self.fits(1)
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a job with ``tokens`` uncached prompt tokens is within the worker's credit."""
+        if self.num_seqs == 0:
+            return True
+        return (
+            self.num_seqs < self.info.max_num_seqs + self.seq_slack
+            and self._has_tokens(tokens)
+            and self._blocks(tokens) <= self._free_blocks()
+        )
+
+    def reserve(self, job_id: str, tokens: int) -> None:
+        """Charge a job that is about to be sent."""
+        self._in_flight[job_id] = _InFlight(tokens)
+        self._in_flight_tokens += tokens
+
+    def sent(self, job_id: str, command_id: str) -> None:
+        """Note the run command of a reserved job; from then on a status may cover it."""
+        entry = self._in_flight.get(job_id)
+        if entry is None:
+            return
+        command = entry_number(command_id)
+        if self.status and command <= entry_number(self.status.last_command):
+            self.drop(job_id)
+        else:
+            self._in_flight[job_id] = _InFlight(entry.tokens, command)
+
+    def drop(self, job_id: str) -> None:
+        """Take back the charge of a job that was not sent after all, or is reported by now."""
+        entry = self._in_flight.pop(job_id, None)
+        if entry is not None:
+            self._in_flight_tokens -= entry.tokens
+
+    def update(self, status: WorkerStatus, now: float) -> None:
+        """Replace what was known by the worker's own account."""
+        self.status, self.heard_at = status, now
+        last = entry_number(status.last_command)
+        covered = [
+            job_id
+            for job_id, entry in self._in_flight.items()
+            if entry.command is not None and entry.command <= last
+        ]
+        for job_id in covered:
+            self.drop(job_id)
+
+    def _has_tokens(self, tokens: int) -> bool:
+        budget, outstanding = self.info.max_num_batched_tokens, self.outstanding_tokens
+        if outstanding == 0:
+            return True
+        return outstanding < budget and outstanding + tokens <= MAX_STEPS_AHEAD * budget
+
+    def _blocks(self, tokens: int) -> int:
+        # One more than the prompt fills, for the tokens to come.
+        return -(-tokens // self.info.block_size) + 1
+
+    def _free_blocks(self) -> int:
+        free = self.status.free_blocks if self.status else self.info.num_blocks
+        return free - -(-self.outstanding_tokens // self.info.block_size)

@@ -1,0 +1,86 @@
+"""Scheduler daemons as processes of their own, with leases short enough for tests."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from support.wait import wait_until
+from tidemill.protocol.keys import ShardKeys
+
+LEASE_SECONDS = 1.0
+LEADER_LEASE_SECONDS = 1.0
+#: A lease and ten seconds: how long a test waits for what must happen.
+LIVENESS_SECONDS = LEASE_SECONDS + 10
+
+
+@dataclass
+class SchedulerProcess:
+    """A daemon under test."""
+
+    process: subprocess.Popen[bytes]
+    log_path: Path
+
+    @property
+    def log(self) -> str:
+        """What it wrote to standard error."""
+        return self.log_path.read_text()
+
+    def kill(self) -> None:
+        """End it without any clean-up, whether it is stopped or not."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def pause(self) -> None:
+        """Stop it where it is."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def drain(self) -> int:
+        """Ask it to leave; returns its exit status."""
+        self.process.terminate()
+        return self.process.wait(LIVENESS_SECONDS)
+
+
+StartScheduler = Callable[..., SchedulerProcess]
+
+
+def spawn_scheduler(
+    redis_url: str,
+    log_path: Path,
+    *,
+    crash_at: str = "",
+    lease_seconds: float = LEASE_SECONDS,
+    options: tuple[str, ...] = (),
+) -> SchedulerProcess:
+    """Start a daemon that dies at the crash point ``crash_at`` if one is named."""
+    command = [sys.executable, "-m", "tidemill_scheduler", "--redis-url", redis_url]
+    command += ["--lease-seconds", str(lease_seconds)]
+    command += ["--leader-lease-seconds", str(LEADER_LEASE_SECONDS), *options]
+    environment = os.environ | {
+        "TIDEMILL_CRASH_AT": crash_at,
+        "TIDEMILL_CACHE_DIR": str(log_path.parent / "cache"),
+        "TIDEMILL_LOG_LEVEL": "DEBUG",
+    }
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stderr=log)
+    return SchedulerProcess(process, log_path)
+
+
+def wait_for_leader(client: redis.Redis, *, above_epoch: int = 0) -> int:
+    """Wait until some daemon leads in a later epoch; returns that epoch."""
+    keys = ShardKeys()
+
+    def epoch() -> int:
+        current = int(client.get(keys.epoch) or 0)
+        return current if current > above_epoch and client.exists(keys.leader) else 0
+
+    return wait_until(epoch, 20, "no scheduler leads")
