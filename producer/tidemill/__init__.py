@@ -1,1 +1,86 @@
-"""Tidemill."""
+"""Tidemill: a message-queue-driven, asynchronous LLM inference system; this is its Python SDK."""
+
+from tidemill._follow import Chunk
+from tidemill._reads import JobStatus
+from tidemill._request import JobOptions, JobSpec, Prompt, SamplingOptions
+from tidemill._version import __version__
+from tidemill.client import Job, Producer
+from tidemill.protocol.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    BrokerUnsupported,
+    ConfigError,
+    IdempotencyConflict,
+    InvalidRequest,
+    JobCancelled,
+    JobError,
+    JobFailed,
+    JobNotFinished,
+    JobNotFound,
+    MalformedMessage,
+    Overloaded,
+    ProtocolError,
+    QueueFull,
+    StreamGap,
+    TidemillError,
+    UnknownModel,
+    UnsupportedVersion,
+)
+from tidemill.protocol.messages import (
+    ChatMessage,
+    JobEnd,
+    ModelCard,
+    SamplingParams,
+    Usage,
+    WorkerInfo,
+    WorkerStatus,
+)
+from tidemill.protocol.states import FinishReason, JobState
+from tidemill.result import Result
+from tidemill.status import QueueStatus, Status, WorkerSnapshot
+from tidemill.stream import TokenStream
+
+__all__ = [
+    "BrokerError",
+    "BrokerUnavailable",
+    "BrokerUnsupported",
+    "ChatMessage",
+    "Chunk",
+    "ConfigError",
+    "FinishReason",
+    "IdempotencyConflict",
+    "InvalidRequest",
+    "Job",
+    "JobCancelled",
+    "JobEnd",
+    "JobError",
+    "JobFailed",
+    "JobNotFinished",
+    "JobNotFound",
+    "JobOptions",
+    "JobSpec",
+    "JobState",
+    "JobStatus",
+    "MalformedMessage",
+    "ModelCard",
+    "Overloaded",
+    "Producer",
+    "Prompt",
+    "ProtocolError",
+    "QueueFull",
+    "QueueStatus",
+    "Result",
+    "SamplingOptions",
+    "SamplingParams",
+    "Status",
+    "StreamGap",
+    "TidemillError",
+    "TokenStream",
+    "UnknownModel",
+    "UnsupportedVersion",
+    "Usage",
+    "WorkerInfo",
+    "WorkerSnapshot",
+    "WorkerStatus",
+    "__version__",
+]

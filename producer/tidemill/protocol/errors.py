@@ -32,6 +32,20 @@ TidemillError
     └── UnsupportedModel         an architecture or feature we do not run
 """
 
+from typing import Protocol
+
+
+class PartialResult(Protocol):
+    """What a job had produced when it ended without success."""
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens so far."""
+
 
 class TidemillError(Exception):
     """Root of the tree; ``fix`` says in one sentence what to do about it."""
@@ -132,15 +146,30 @@ class JobNotFinished(JobError):
 
 
 class JobCancelled(JobError):
-    """The job was cancelled; its partial output is kept."""
+    """The job was cancelled; ``result`` is its partial output where it was asked for."""
+
+    def __init__(
+        self, message: str, *, job_id: str, fix: str = "", result: PartialResult | None = None
+    ) -> None:
+        super().__init__(message, job_id=job_id, fix=fix)
+        self.result = result
 
 
 class JobFailed(JobError):
-    """The job ended as failed, expired or dead; ``state`` says which."""
+    """The job ended as failed, expired or dead; ``state`` says which, ``result`` how far it got."""
 
-    def __init__(self, message: str, *, job_id: str, state: str, fix: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        job_id: str,
+        state: str,
+        fix: str = "",
+        result: PartialResult | None = None,
+    ) -> None:
         super().__init__(message, job_id=job_id, fix=fix)
         self.state = state
+        self.result = result
 
 
 class StreamGap(JobError):

@@ -1,0 +1,73 @@
+"""The synchronous connection to the broker: calls and reads that outlast its short absences."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from tidemill._patience import LibraryExists, LibraryMissing, Patience, broker_errors
+from tidemill._reads import Read
+from tidemill.protocol.errors import BrokerUnavailable, TidemillError
+from tidemill.protocol.functions import LUA_SOURCE, Call, run, run_many
+from tidemill.service.redis import connect
+
+R = TypeVar("R")
+
+
+class Link:
+    """Sends calls and reads, again while the broker is away; all of them are idempotent.
+
+    Safe to use from several threads.  Raises ``BrokerUnavailable`` after ``timeout`` seconds.
+    """
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._timeout = timeout
+        self.client = connect(url, timeout_seconds=timeout, retries=0)
+
+    def call(self, call: Call[R]) -> R:
+        """Run one function."""
+        return self._retrying(lambda: run(self.client, call))
+
+    def call_many(self, calls: Sequence[Call[R]]) -> list[R | TidemillError]:
+        """Run functions in one round trip; an error takes the place of its call's result."""
+        return self._retrying(lambda: run_many(self.client, calls))
+
+    def read(self, read: Read[R]) -> R:
+        """Read once."""
+        return self.read_many([read])[0]
+
+    def read_many(self, reads: Sequence[Read[R]]) -> list[R]:
+        """Read many things in one round trip."""
+        replies = self._retrying(lambda: self._send(reads))
+        return [read.parse(reply) for read, reply in zip(reads, replies, strict=True)]
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.client.close()
+
+    def _send(self, reads: Sequence[Read[Any]]) -> list[list[Any]]:
+        with self.client.pipeline(transaction=False) as pipeline:
+            for read in reads:
+                for command in read.commands:
+                    pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
+            replies = iter(pipeline.execute())
+        return [[next(replies) for _ in read.commands] for read in reads]
+
+    def _retrying(self, action: Callable[[], R]) -> R:
+        patience, may_load = Patience(self._timeout), True
+        while True:
+            try:
+                with broker_errors():
+                    return action()
+            except LibraryMissing:
+                if not may_load:
+                    raise
+                may_load = False
+                self._load_library()
+            except BrokerUnavailable as error:
+                time.sleep(patience.next_wait(error))
+
+    def _load_library(self) -> None:
+        # Never in place of another one: this process may be the older of two.
+        with suppress(LibraryExists), broker_errors():
+            self.client.function_load(LUA_SOURCE)

@@ -1,0 +1,115 @@
+"""Pub/sub for one reader, kept alive: it may lose messages, but never without saying so."""
+
+import time
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import redis
+from redis.client import PubSub
+
+#: Without a message for so long, a reader looks at the truth again.
+TICK_SECONDS = 1.5
+
+_REOPEN_WAIT_SECONDS = 0.1
+
+#: What a broken or refused subscription raises; none of it is fatal to the reader.
+BROKEN = (redis.RedisError, OSError)
+
+
+class Notice(NamedTuple):
+    """A message of ``channel``; without ``data``, a hint that earlier ones may be missing.
+
+    An empty ``channel`` stands for all channels.
+    """
+
+    channel: str
+    data: bytes | None = None
+
+
+#: Messages of all channels may be missing.
+LOST = Notice("")
+
+
+def read_notice(message: dict[str, Any] | None) -> Notice | None:
+    """Turn what redis-py makes of a message into a notice.
+
+    A confirmation of a subscription, the first or one after a reconnect, counts as a hint: what
+    was published before it was not received.
+    """
+    if message is None or message["type"] not in ("message", "subscribe"):
+        return None
+    data = message["data"] if message["type"] == "message" else None
+    return Notice(message["channel"].decode(), data)
+
+
+class Listener:
+    """The channels of one reader on one connection; belongs to the thread that uses it."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._channels: set[str] = set()
+        self._pubsub: PubSub | None = None
+
+    def add(self, channel: str) -> None:
+        """Listen to ``channel`` too; its first notice is the confirmation."""
+        if channel not in self._channels:
+            self._channels.add(channel)
+            self._tell("subscribe", channel)
+
+    def discard(self, channel: str) -> None:
+        """Listen to ``channel`` no longer."""
+        if channel in self._channels:
+            self._channels.discard(channel)
+            self._tell("unsubscribe", channel)
+
+    def get(self, timeout: float) -> Notice | None:
+        """Return the next notice, or None if there is none for ``timeout`` seconds."""
+        if not self._channels:
+            time.sleep(timeout)
+            return None
+        deadline = time.monotonic() + timeout
+        try:
+            pubsub = self._pubsub or self._open()
+            while True:
+                left = max(0.0, deadline - time.monotonic())
+                message = pubsub.get_message(timeout=left)
+                notice = read_notice(message)
+                if notice is not None or (message is None and not left):
+                    return notice
+        except BROKEN:
+            self.close()
+            # The reader now asks the server itself and so learns whether it is gone; the wait
+            # bounds how often that happens if only subscribing fails.
+            time.sleep(min(_REOPEN_WAIT_SECONDS, timeout))
+            return LOST
+
+    def close(self) -> None:
+        """Give the connection back; the next ``get`` opens another one."""
+        pubsub, self._pubsub = self._pubsub, None
+        if pubsub is not None:
+            pubsub.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> PubSub:
+        pubsub: PubSub = self._client.pubsub()  # type: ignore[no-untyped-call]
+        self._pubsub = pubsub
+        pubsub.subscribe(*self._channels)
+        return pubsub
+
+    def _tell(self, action: str, channel: str) -> None:
+        if self._pubsub is None:
+            return
+        try:
+            getattr(self._pubsub, action)(channel)
+        except BROKEN:
+            self.close()

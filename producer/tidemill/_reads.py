@@ -1,0 +1,200 @@
+"""What the SDK reads from Redis, as values: commands and how to understand their replies."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from tidemill.protocol.codec import decode
+from tidemill.protocol.functions import Field
+from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.messages import JobResult, ModelCard, WorkerInfo
+from tidemill.protocol.states import JobState
+
+R = TypeVar("R", covariant=True)
+
+#: Token-log entries in one reply.
+PAGE_SIZE = 512
+
+#: Major part of the entry id that ends a token log; the minor part is the number of tokens.
+SEAL = "9007199254740991"
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Generic[R]):
+    """Commands that change nothing, sent in one round trip."""
+
+    commands: tuple[tuple[Field, ...], ...]
+    parse: Callable[[list[Any]], R]
+
+
+class LogEntry(NamedTuple):
+    """One entry of a token log with its raw fields."""
+
+    entry_id: str
+    fields: dict[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """A part of a token log, and the job's state as it was *before* the log was read.
+
+    So a job that is terminal here and whose log has no end in sight has lost its log to its TTL.
+    ``state`` is None if there is no such job.
+    """
+
+    state: JobState | None
+    entries: tuple[LogEntry, ...]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing followed when it was read."""
+        return len(self.entries) < PAGE_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A job's state and, if its worker finished it, the stored result."""
+
+    state: JobState | None
+    result: JobResult | None
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a job is queued or runs; what ``cancel`` needs to name its keys."""
+
+    queue: str
+    worker_id: str
+    idempotency_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A snapshot of one job; times are in ms of the server's clock, None if not reached."""
+
+    job_id: str
+    state: JobState
+    model: str
+    priority: int
+    num_tokens: int
+    attempts: int
+    submitted_ms: int
+    dispatched_ms: int | None
+    first_token_ms: int | None
+    ended_ms: int | None
+
+
+def log_page(keys: ShardKeys, job_id: str, after: str) -> Read[LogPage]:
+    """Read the log entries that follow the entry id ``after``; all from the first if empty."""
+    start = f"({after}" if after else "-"
+    return Read(
+        (
+            ("HGET", keys.job(job_id), "st"),
+            ("XRANGE", keys.token_log(job_id), start, "+", "COUNT", PAGE_SIZE),
+        ),
+        lambda replies: LogPage(
+            _state(replies[0]),
+            tuple(LogEntry(entry_id.decode(), fields) for entry_id, fields in replies[1]),
+        ),
+    )
+
+
+def outcome(keys: ShardKeys, job_id: str) -> Read[Outcome]:
+    """Read how a job ended, if it did."""
+    return Read((("HMGET", keys.job(job_id), "st", "res"),), lambda replies: _outcome(*replies[0]))
+
+
+def location(keys: ShardKeys, job_id: str) -> Read[Location | None]:
+    """Read where a job is; None if there is no such job."""
+    return Read(
+        (("HMGET", keys.job(job_id), "qn", "w", "ik"),),
+        lambda replies: (
+            None if replies[0][0] is None else Location(*(field.decode() for field in replies[0]))
+        ),
+    )
+
+
+_STATUS_FIELDS = ("st", "md", "pr", "n", "at", "ts", "td", "tf", "te")
+
+
+def job_status(keys: ShardKeys, job_id: str) -> Read[JobStatus | None]:
+    """Read a snapshot of one job; None if there is no such job."""
+    return Read(
+        (("HMGET", keys.job(job_id), *_STATUS_FIELDS),),
+        lambda replies: _job_status(job_id, replies[0]),
+    )
+
+
+def model_card(keys: ShardKeys, name: str) -> Read[ModelCard | None]:
+    """Read the card of one model; None if no worker served it lately."""
+    return Read(
+        (("HGET", keys.model(name), "card"),),
+        lambda replies: replies[0] and decode(replies[0], ModelCard),
+    )
+
+
+def model_names(keys: ShardKeys) -> Read[tuple[str, ...]]:
+    """Read the names of the models whose cards have not expired, sorted."""
+    return Read(
+        (("TIME",), ("ZRANGE", keys.models, 0, -1, "WITHSCORES")),
+        lambda replies: unexpired(now_ms(replies[0]), replies[1]),
+    )
+
+
+def live_workers(keys: ShardKeys) -> Read[tuple[str, ...]]:
+    """Read the ids of the workers whose heartbeat has not run out, sorted."""
+    return Read(
+        (("TIME",), ("ZRANGE", keys.workers, 0, -1, "WITHSCORES")),
+        lambda replies: unexpired(now_ms(replies[0]), replies[1]),
+    )
+
+
+def models_of(keys: ShardKeys, worker_ids: Sequence[str]) -> Read[tuple[str, ...]]:
+    """Read the names of the models that these workers serve, sorted."""
+    return Read(
+        tuple(("HGET", keys.worker_info(worker_id), "info") for worker_id in worker_ids),
+        lambda replies: tuple(sorted({decode(raw, WorkerInfo).model for raw in replies if raw})),
+    )
+
+
+def now_ms(reply: Sequence[int]) -> int:
+    """Turn the reply to ``TIME`` into ms."""
+    seconds, microseconds = reply
+    return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+def unexpired(now: int, members: Sequence[bytes]) -> tuple[str, ...]:
+    """Keep the members of a flat (member, expiry in ms) reply that have not expired, sorted."""
+    pairs = zip(members[::2], members[1::2], strict=True)
+    return tuple(sorted(name.decode() for name, expiry in pairs if float(expiry) > now))
+
+
+def _state(value: bytes | None) -> JobState | None:
+    return None if value is None else JobState(value.decode())
+
+
+def _outcome(state: bytes | None, stored: bytes | None) -> Outcome:
+    return Outcome(_state(state), None if stored is None else decode(stored, JobResult))
+
+
+def _job_status(job_id: str, values: Sequence[bytes | None]) -> JobStatus | None:
+    fields = dict(zip(_STATUS_FIELDS, values, strict=True))
+    state = _state(fields["st"])
+    if state is None:
+        return None
+    return JobStatus(
+        job_id=job_id,
+        state=state,
+        model=(fields["md"] or b"").decode(),
+        priority=int(fields["pr"] or 0),
+        num_tokens=int(fields["n"] or 0),
+        attempts=int(fields["at"] or 0),
+        submitted_ms=int(fields["ts"] or 0),
+        dispatched_ms=_optional_int(fields["td"]),
+        first_token_ms=_optional_int(fields["tf"]),
+        ended_ms=_optional_int(fields["te"]),
+    )
+
+
+def _optional_int(value: bytes | None) -> int | None:
+    return None if value is None else int(value)

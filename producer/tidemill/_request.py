@@ -1,0 +1,250 @@
+"""From what a caller says to a job that can be queued; pure, shared by both clients."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from pydantic import TypeAdapter, ValidationError
+
+from tidemill.protocol.calls import NewJob
+from tidemill.protocol.codec import MAX_ARRAY_LEN, MAX_MESSAGE_BYTES, encode
+from tidemill.protocol.errors import InvalidRequest, UnknownModel
+from tidemill.protocol.messages import (
+    MAX_SEED,
+    ChatMessage,
+    GenerateRequest,
+    ModelCard,
+    SamplingParams,
+    Tenant,
+    invalid_request,
+)
+from tidemill.service.prompt import prepare, validate
+
+if TYPE_CHECKING:  # the SDK works without the tokenizer extra
+    from tidemill.service.tokenizer import Tokenizer
+
+#: Text, token ids, or the messages of a conversation.
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Sequence[ChatMessage]
+
+MAX_IDEMPOTENCY_KEY_CHARS = 256
+
+#: Stands for "the only model that is served" in the digest of a request that names none.
+_ANY_MODEL = "-"
+
+_REQUEST_OPTIONS = frozenset({"priority", "cache_salt", "stream"})
+
+_TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of ``SamplingParams`` as keyword arguments."""
+
+    max_tokens: int | None
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    skip_special_tokens: bool
+
+
+class JobOptions(SamplingOptions, total=False):
+    """Everything that ``submit`` takes beside the prompt."""
+
+    model: str | None
+    params: SamplingParams | None
+    priority: int
+    idempotency_key: str | None
+    cache_salt: str | None
+    stream: bool
+
+
+class JobSpec:
+    """A prompt with options of its own, for ``map`` and ``submit_many``."""
+
+    def __init__(self, prompt: Prompt, **options: Unpack[JobOptions]) -> None:
+        self.prompt = prompt
+        self.options = options
+
+    @classmethod
+    def of(cls, item: "Prompt | JobSpec", common: JobOptions) -> "JobSpec":
+        """Return ``item`` as a spec; its own options go before the common ones."""
+        if not isinstance(item, JobSpec):
+            return cls(item, **common)
+        merged: JobOptions = {**common, **item.options}
+        return cls(item.prompt, **merged)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A valid request as its caller gave it: the model may be open, the seed is not drawn."""
+
+    request: GenerateRequest
+    model: str | None
+    idempotency_key: str
+    body_digest: str
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the prompt was given as token ids."""
+        return self.request.prompt_ids is not None
+
+
+def check_tenant(tenant: str) -> str:
+    """Return ``tenant`` if it may be one; raises ``InvalidRequest``."""
+    try:
+        return _TENANT.validate_python(tenant)
+    except ValidationError as error:
+        raise InvalidRequest(
+            f"tenant: {tenant[:40]!r} is not a tenant",
+            field="tenant",
+            fix="Use 1 to 64 letters, digits, dots, dashes and underscores.",
+        ) from error
+
+
+def make_draft(prompt: Prompt, options: JobOptions, tenant: str) -> Draft:
+    """Check everything that can be checked without knowing the model; raises ``InvalidRequest``."""
+    fields: dict[str, Any] = {**options}
+    model, key = fields.pop("model", None), _checked_key(fields.pop("idempotency_key", None))
+    own = {name: fields.pop(name) for name in _REQUEST_OPTIONS & fields.keys()}
+    try:
+        request = GenerateRequest(
+            model=_ANY_MODEL if model is None else model,
+            tenant=tenant,
+            params=_sampling_params(fields),
+            **_prompt_fields(prompt),
+            **own,
+        )
+    except ValidationError as error:
+        raise invalid_request(error) from error
+    body = _checked_size(request)
+    return Draft(request, model, key, sha256(body).hexdigest() if key else "-")
+
+
+def one_key_for_many() -> InvalidRequest:
+    """Return the error for giving all jobs of a ``map`` the same idempotency key."""
+    return InvalidRequest(
+        "idempotency_key: many jobs cannot share one",
+        field="idempotency_key",
+        fix="Give each item its own with JobSpec(prompt, idempotency_key=...).",
+    )
+
+
+def choose_model(names: Sequence[str]) -> str:
+    """Return the only model that is served; raises ``UnknownModel`` or ``InvalidRequest``."""
+    if not names:
+        raise UnknownModel(
+            "model: no worker serves a model",
+            field="model",
+            fix="Start one with `tidemill up`, or wait until its workers are ready.",
+        )
+    if len(names) > 1:
+        raise InvalidRequest(
+            f"model: several are served: {', '.join(names)}",
+            field="model",
+            fix="Say which one with model=...",
+        )
+    return names[0]
+
+
+def unknown_model(name: str, names: Sequence[str]) -> UnknownModel:
+    """Return the error for a model without a card, given the names of those that have one."""
+    served = f"Served now: {', '.join(names)}." if names else "Start workers with `tidemill up`."
+    return UnknownModel(f"model: no worker serves {name[:256]!r}", field="model", fix=served)
+
+
+def make_job(
+    job_id: str, draft: Draft, card: ModelCard, salt: bytes, tokenizer: "Tokenizer | None"
+) -> NewJob:
+    """Return what goes on the queue of the model of ``card``, its random seed drawn.
+
+    Without ``tokenizer`` a text stays text, and its length is checked later.  Raises
+    ``InvalidRequest`` if the model cannot run it.
+    """
+    request = _seeded(draft.request, card.name)
+    routing_key, cost = b"", 0
+    if request.prompt_ids is None and tokenizer is None:
+        validate(request, 1, card)
+    else:
+        prepared = prepare(request, tokenizer, card, salt)
+        routing_key, cost = prepared.routing_key, prepared.cost
+        request = _with_tokens(request, prepared.ids, card.tokenizer_digest)
+    _checked_size(request)
+    return NewJob(
+        job_id=job_id,
+        request=request,
+        routing_key=routing_key,
+        cost=cost,
+        idempotency_key=draft.idempotency_key,
+        body_digest=draft.body_digest,
+    )
+
+
+def _seeded(request: GenerateRequest, model: str) -> GenerateRequest:
+    params = request.params
+    if params.seed is None:
+        params = params.model_copy(update={"seed": secrets.randbelow(MAX_SEED + 1)})
+    return request.model_copy(update={"model": model, "params": params})
+
+
+def _with_tokens(
+    request: GenerateRequest, ids: tuple[int, ...], tokenizer_digest: str
+) -> GenerateRequest:
+    tokens = {"prompt_ids": ids, "tokenizer_digest": tokenizer_digest}
+    return request.model_copy(update={"prompt": None, "messages": None, **tokens})
+
+
+def _sampling_params(options: dict[str, Any]) -> SamplingParams:
+    params = options.pop("params", None)
+    if isinstance(options.get("stop"), str):
+        options["stop"] = (options["stop"],)
+    given = {} if params is None else params.model_dump(exclude_unset=True)
+    return SamplingParams(**{**given, **options})
+
+
+def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        raise InvalidRequest(
+            f"prompt: {type(prompt).__name__} is not a prompt",
+            field="prompt",
+            fix="Give text, a list of token ids or a list of messages.",
+        )
+    if not prompt:
+        raise InvalidRequest("prompt: it is empty", field="prompt", fix="Give at least one token.")
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if len(prompt) > MAX_ARRAY_LEN:
+        raise InvalidRequest(
+            f"prompt: it has {len(prompt)} items, the limit is {MAX_ARRAY_LEN}", field="prompt"
+        )
+    is_chat = isinstance(prompt[0], Mapping | ChatMessage)
+    return {"messages" if is_chat else "prompt_ids": tuple(prompt)}
+
+
+def _checked_key(key: str | None) -> str:
+    if key is None:
+        return ""
+    if not isinstance(key, str) or not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
+        raise InvalidRequest(
+            f"idempotency_key: it must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} characters",
+            field="idempotency_key",
+        )
+    return key
+
+
+def _checked_size(request: GenerateRequest) -> bytes:
+    body = encode(request)
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise InvalidRequest(
+            f"prompt: the request has {len(body)} bytes, the limit is {MAX_MESSAGE_BYTES}",
+            field="prompt",
+            fix="Shorten the prompt.",
+        )
+    return body

@@ -1,0 +1,89 @@
+"""Turns prompts into queued jobs: model, salt and tokenizer looked up, all of it remembered."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tidemill._catalogue import SALT_BYTES, Catalogue
+from tidemill._endpoint import Endpoint
+from tidemill._link import Link
+from tidemill._patience import SaltMissing
+from tidemill._reads import live_workers, model_card, model_names, models_of
+from tidemill._request import Draft, JobSpec, choose_model, make_draft, make_job, unknown_model
+from tidemill.protocol import calls
+from tidemill.protocol.calls import NewJob, Submitted
+from tidemill.protocol.errors import InvalidRequest, TidemillError
+from tidemill.protocol.ids import new_job_id
+from tidemill.protocol.messages import ModelCard
+from tidemill.service.tokenizer_cache import HAS_TOKENIZERS, RedisTokenizers, TokenizerStore
+
+if TYPE_CHECKING:  # the SDK works without the tokenizer extra
+    from tidemill.service.tokenizer import Tokenizer
+
+
+class Submitter:
+    """Submits the jobs of one client."""
+
+    def __init__(self, link: Link, endpoint: Endpoint) -> None:
+        self._link = link
+        self._endpoint = endpoint
+        self._catalogue = Catalogue()
+        self._tokenizers = RedisTokenizers(endpoint.keys, TokenizerStore(endpoint.cache_dir))
+
+    def submit_many(self, specs: Sequence[JobSpec]) -> list[Submitted | TidemillError]:
+        """Queue jobs in one round trip; an error takes the place of a refused job's receipt."""
+        # The ids are chosen once, so that a retry after a lost reply finds the accepted job.
+        jobs = [self._make_job(spec) for spec in specs]
+        valid = [job for job in jobs if isinstance(job, NewJob)]
+        submits = [calls.submit(self._endpoint.keys, job) for job in valid]
+        try:
+            receipts = self._link.call_many(submits)
+        except SaltMissing:
+            self._fetch_salt()
+            receipts = self._link.call_many(submits)
+        replies = iter(receipts)
+        return [next(replies) if isinstance(job, NewJob) else job for job in jobs]
+
+    def card(self, name: str | None) -> ModelCard:
+        """Return a model's card, of the only model if ``name`` is None; raises ``UnknownModel``."""
+        card = self._catalogue.card(name)
+        if card is None:
+            card = self._read_card(name or choose_model(self._served_models()))
+            self._catalogue.remember(name, card)
+        return card
+
+    def _make_job(self, spec: JobSpec) -> NewJob | InvalidRequest:
+        try:
+            draft = make_draft(spec.prompt, spec.options, self._endpoint.tenant)
+            card = self.card(draft.model)
+            job_id = new_job_id(self._endpoint.keys.shard)
+            return make_job(job_id, draft, card, self._salt(), self._tokenizer(draft, card))
+        except InvalidRequest as error:
+            return error
+
+    def _tokenizer(self, draft: Draft, card: ModelCard) -> "Tokenizer | None":
+        if draft.has_tokens or not HAS_TOKENIZERS:
+            return None
+        return self._tokenizers.get(self._link.client, card)
+
+    def _salt(self) -> bytes:
+        return self._catalogue.salt or self._fetch_salt()
+
+    def _fetch_salt(self) -> bytes:
+        keys, tenant = self._endpoint.keys, self._endpoint.tenant
+        salt = self._link.call(calls.salt(keys, tenant=tenant, random=os.urandom(SALT_BYTES)))
+        self._catalogue.salt = salt
+        return salt
+
+    def _read_card(self, name: str) -> ModelCard:
+        keys = self._endpoint.keys
+        card = self._link.read(model_card(keys, name))
+        if card is None:
+            raise unknown_model(name, self._link.read(model_names(keys)))
+        return card
+
+    def _served_models(self) -> Sequence[str]:
+        # Models of live workers go first: the cards of yesterday's are still there.
+        keys = self._endpoint.keys
+        served = self._link.read(models_of(keys, self._link.read(live_workers(keys))))
+        return served or self._link.read(model_names(keys))

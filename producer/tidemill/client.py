@@ -1,0 +1,254 @@
+"""The synchronous client: submit jobs, follow them, collect their results."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self, Unpack, overload
+
+from tidemill._bulk import Bulk
+from tidemill._cancel import cancel_call, final_state
+from tidemill._endpoint import find_endpoint
+from tidemill._link import Link
+from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
+from tidemill._reads import JobStatus, job_status, location
+from tidemill._request import JobOptions, JobSpec, Prompt, SamplingOptions, one_key_for_many
+from tidemill._results import LONG_SECONDS, ResultGroup
+from tidemill._submitter import Submitter
+from tidemill._window import Window
+from tidemill.protocol.errors import BrokerError, JobError, JobNotFinished, TidemillError
+from tidemill.protocol.keys import keys_of
+from tidemill.protocol.messages import ModelCard, SamplingParams
+from tidemill.protocol.states import JobState
+from tidemill.result import Result, not_found
+from tidemill.status import Status, details, overview
+from tidemill.stream import TokenStream
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A name for one job of a ``Producer``; it may be dropped, and made again from its id.
+
+    ``is_new`` is false if submit found the job by its idempotency key.
+    """
+
+    producer: "Producer"
+    id: str
+    is_new: bool = False
+
+    def stream(self, *, after: str | int = 0, timeout: float | None = None) -> TokenStream:
+        """Iterate over the output as it comes; see ``Producer.stream``."""
+        return self.producer.stream(self.id, after=after, timeout=timeout)
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the whole output; see ``Producer.result``."""
+        return self.producer.result(self.id, timeout)
+
+    def cancel(self) -> JobState:
+        """End the job now; see ``Producer.cancel``."""
+        return self.producer.cancel(self.id)
+
+    def status(self) -> JobStatus:
+        """Look at the job once; see ``Producer.job_status``."""
+        return self.producer.job_status(self.id)
+
+
+class Producer:
+    """Submits jobs for one tenant and follows them; safe to share between threads.
+
+    ``url`` defaults to ``TIDEMILL_REDIS_URL``, then to the embedded server's address.  Every call
+    raises ``BrokerUnavailable`` if the broker stays away for ``timeout`` seconds.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        tenant: str = "default",
+        shard: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> None:
+        endpoint = find_endpoint(url, tenant, shard)
+        self._keys = endpoint.keys
+        self._link = Link(endpoint.url, timeout)
+        self._submitter = Submitter(self._link, endpoint)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        *,
+        model: str | None = None,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        idempotency_key: str | None = None,
+        cache_salt: str | None = None,
+        stream: bool = True,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Job:
+        """Queue one job; its prompt is text, token ids or the messages of a conversation.
+
+        ``model`` may be left out while only one is served.  ``sampling`` takes the fields of
+        ``SamplingParams``, such as ``max_tokens``, and goes before ``params``.  A lower
+        ``priority`` runs sooner.  The same ``idempotency_key`` always gets the same job, so a call
+        that raised ``BrokerUnavailable`` may be made again.  ``stream=False`` saves the broker work
+        if only the result is wanted.
+
+        Raises ``InvalidRequest`` (``UnknownModel``, ``IdempotencyConflict``), ``QueueFull``.
+        """
+        options: JobOptions = {
+            "model": model,
+            "params": params,
+            "priority": priority,
+            "idempotency_key": idempotency_key,
+            "cache_salt": cache_salt,
+            "stream": stream,
+            **sampling,
+        }
+        [job] = self.submit_many([JobSpec(prompt, **options)])
+        if isinstance(job, TidemillError):
+            raise job
+        return job
+
+    def submit_many(
+        self, items: Iterable[Prompt | JobSpec], **options: Unpack[JobOptions]
+    ) -> list[Job | TidemillError]:
+        """Queue jobs in one round trip; an error takes the place of a refused job.
+
+        ``options`` are those of ``submit``; an item that is a ``JobSpec`` has its own besides.
+        """
+        receipts = self._submitter.submit_many([JobSpec.of(item, options) for item in items])
+        return [
+            receipt
+            if isinstance(receipt, TidemillError)
+            else Job(self, receipt.job_id, receipt.created)
+            for receipt in receipts
+        ]
+
+    def job(self, job_id: str) -> Job:
+        """Return a handle of a job submitted earlier, here or elsewhere; asks nobody."""
+        return Job(self, job_id)
+
+    def stream(
+        self, job_id: str, *, after: str | int = 0, timeout: float | None = None
+    ) -> TokenStream:
+        """Iterate over a job's output, from the start or ``after`` an event id or token count."""
+        return TokenStream(self._link, job_id, after=after, timeout=timeout)
+
+    def result(self, job_id: str, timeout: float | None = None) -> Result:
+        """Wait for a job's whole output.
+
+        Raises ``JobFailed`` and ``JobCancelled``, which carry the partial result, ``JobNotFound``,
+        or ``JobNotFinished`` after ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with ResultGroup(self._link) as group:
+            group.add(job_id)
+            while not (finished := group.wait(_left(deadline))):
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise JobNotFinished(f"{job_id} is not finished yet", job_id=job_id)
+        outcome = finished[job_id]
+        if isinstance(outcome, JobError):
+            raise outcome
+        return outcome
+
+    def cancel(self, job_id: str) -> JobState:
+        """End a job now and return its final state: another one if it had ended before.
+
+        What it produced so far is kept.  Raises ``JobNotFound``.
+        """
+        while True:
+            where = self._link.read(location(keys_of(job_id), job_id))
+            state = final_state(job_id, self._link.call(cancel_call(job_id, where)))
+            if state is not None:
+                return state
+
+    @overload
+    def map(
+        self,
+        items: Iterable[Prompt | JobSpec],
+        *,
+        max_in_flight: int = ...,
+        ordered: bool = ...,
+        return_exceptions: Literal[False] = ...,
+        **options: Unpack[JobOptions],
+    ) -> Iterator[Result]: ...
+
+    @overload
+    def map(
+        self,
+        items: Iterable[Prompt | JobSpec],
+        *,
+        max_in_flight: int = ...,
+        ordered: bool = ...,
+        return_exceptions: bool,
+        **options: Unpack[JobOptions],
+    ) -> Iterator[Result | TidemillError]: ...
+
+    def map(
+        self,
+        items: Iterable[Prompt | JobSpec],
+        *,
+        max_in_flight: int = 64,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+        **options: Unpack[JobOptions],
+    ) -> Iterator[Result | TidemillError]:
+        """Run a job for each item and iterate over the results, in the items' order or as they end.
+
+        At most ``max_in_flight`` jobs are unfinished at once, and ``items`` is read no faster than
+        that; a full queue is waited for.  The first error is raised, and the jobs still in flight
+        are cancelled then, or when the iterator is closed; with ``return_exceptions`` each error
+        takes the place of its result instead.
+        """
+        if options.get("idempotency_key") is not None:
+            raise one_key_for_many()
+        window: Window[Result | TidemillError] = Window(max_in_flight, ordered=ordered)
+        bulk = Bulk(self._link, self._submitter, items, {"stream": False, **options}, window)
+        return self._run(bulk, return_exceptions)
+
+    def _run(self, bulk: Bulk, return_exceptions: bool) -> Iterator[Result | TidemillError]:
+        try:
+            for outcome in bulk.run():
+                if isinstance(outcome, TidemillError) and not return_exceptions:
+                    raise outcome
+                yield outcome
+        except BrokerError:
+            raise
+        except BaseException:
+            for job_id in bulk.in_flight:
+                self.cancel(job_id)
+            raise
+
+    def job_status(self, job_id: str) -> JobStatus:
+        """Look at a job once; raises ``JobNotFound``."""
+        found = self._link.read(job_status(keys_of(job_id), job_id))
+        if found is None:
+            raise not_found(job_id)
+        return found
+
+    def model(self, name: str | None = None) -> ModelCard:
+        """Return the card of a served model, of the only one by default."""
+        return self._submitter.card(name)
+
+    def status(self) -> Status:
+        """Look at the shard: queues, workers, models."""
+        return self._link.read(details(self._keys, self._link.read(overview(self._keys))))
+
+    def close(self) -> None:
+        """Close the connections; jobs go on."""
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _left(deadline: float | None) -> float:
+    return LONG_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())

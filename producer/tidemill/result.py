@@ -1,0 +1,81 @@
+"""What a job leaves behind, and the errors that tell of a job that did not end well."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidemill.protocol.errors import JobCancelled, JobError, JobFailed, JobNotFound
+from tidemill.protocol.messages import JobEnd, JobResult, Usage
+from tidemill.protocol.states import JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The whole output of a job that ended; partial if ``state`` is not ``done``.
+
+    ``finish_reason`` and ``stop_reason`` have the values OpenAI's and vLLM's clients know.
+    """
+
+    job_id: str
+    state: JobState
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    stop_reason: str | int | None
+    usage: Usage
+    error: str | None = None
+
+
+def from_stored(job_id: str, stored: JobResult) -> Result:
+    """Return the result that a worker stored when it finished the job."""
+    return _result(job_id, stored.end, stored.ids, stored.text)
+
+
+def from_log(job_id: str, end: JobEnd, ids: Sequence[int], text: str) -> Result:
+    """Return the result of a job that ended without its worker, put together from its log."""
+    return _result(job_id, end, tuple(ids), text)
+
+
+def failure_of(job_id: str, end: JobEnd, result: Result | None = None) -> JobError | None:
+    """Return the error that stands for a job's end, or None if the job is done.
+
+    ``result`` is the partial output that the error carries along.
+    """
+    state = JobState(end.state)
+    if state is JobState.DONE:
+        return None
+    if state is JobState.CANCELLED:
+        return JobCancelled(f"{job_id} was cancelled", job_id=job_id, result=result)
+    reason = end.error or "no reason was given"
+    return JobFailed(f"{job_id} is {state}: {reason}", job_id=job_id, state=state, result=result)
+
+
+def outcome_of(result: Result) -> Result | JobError:
+    """Return ``result`` itself if the job is done, else the error that carries it."""
+    end = JobEnd(state=result.state, error=result.error)
+    return failure_of(result.job_id, end, result) or result
+
+
+def not_found(job_id: str) -> JobNotFound:
+    """Return the error for a job of which nothing is known."""
+    return JobNotFound(
+        f"there is no job {job_id}",
+        job_id=job_id,
+        fix="Check the id and the broker; results are kept for 24 hours after the job's end.",
+    )
+
+
+def _result(job_id: str, end: JobEnd, ids: tuple[int, ...], text: str) -> Result:
+    usage = end.usage
+    if usage == Usage():
+        # Whoever ended the job for its worker did not know the worker's counts.
+        usage = Usage(completion_tokens=len(ids))
+    return Result(
+        job_id=job_id,
+        state=JobState(end.state),
+        text=text,
+        token_ids=ids,
+        finish_reason=end.finish_reason,
+        stop_reason=end.stop_reason,
+        usage=usage,
+        error=end.error,
+    )

@@ -1,0 +1,148 @@
+"""A snapshot of one shard: what waits, what runs, who works."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidemill._reads import Read, now_ms, unexpired
+from tidemill.protocol.codec import decode
+from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.messages import ModelCard, WorkerInfo, WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """One ingress queue: its priority class, its tenant and how many jobs wait in it."""
+
+    priority_class: str
+    tenant: str
+    num_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """A live worker; ``status`` is None before it reported for the first time."""
+
+    info: WorkerInfo
+    status: WorkerStatus | None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What ``Producer.status()`` returns; read in two round trips, so not quite one instant.
+
+    ``num_queued`` counts jobs that no worker has, wherever they wait; the queues hold those that
+    the scheduler has not dispatched.  ``scheduler_id`` is None while nobody leads.
+    """
+
+    num_queued: int
+    num_running: int
+    num_dead_letters: int
+    queued_by_tenant: dict[str, int]
+    running_by_tenant: dict[str, int]
+    queues: tuple[QueueStatus, ...]
+    workers: tuple[WorkerSnapshot, ...]
+    models: tuple[ModelCard, ...]
+    scheduler_id: str | None
+    scheduler_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The first round trip: counts, and the names of what to look at next."""
+
+    counters: dict[str, int]
+    num_dead_letters: int
+    queue_names: tuple[str, ...]
+    worker_ids: tuple[str, ...]
+    model_names: tuple[str, ...]
+    scheduler_id: str | None
+    scheduler_epoch: int
+
+
+def overview(keys: ShardKeys) -> Read[Overview]:
+    """Read the first half of a status."""
+    return Read(
+        (
+            ("TIME",),
+            ("HGETALL", keys.counters),
+            ("XLEN", keys.dead_letters),
+            ("ZRANGE", keys.active_queues, 0, -1),
+            ("ZRANGE", keys.workers, 0, -1, "WITHSCORES"),
+            ("ZRANGE", keys.models, 0, -1, "WITHSCORES"),
+            ("GET", keys.leader),
+            ("GET", keys.epoch),
+        ),
+        _overview,
+    )
+
+
+def details(keys: ShardKeys, seen: Overview) -> Read[Status]:
+    """Read the second half: every queue, worker and model of ``seen``."""
+    queues = [("XLEN", keys.ingress(name)) for name in seen.queue_names]
+    infos = [("HGET", keys.worker_info(worker_id), "info") for worker_id in seen.worker_ids]
+    reports = [
+        ("XREVRANGE", keys.status(worker_id), "+", "-", "COUNT", 1) for worker_id in seen.worker_ids
+    ]
+    cards = [("HGET", keys.model(name), "card") for name in seen.model_names]
+    return Read((*queues, *infos, *reports, *cards), lambda replies: _status(seen, replies))
+
+
+def _overview(replies: list[Any]) -> Overview:
+    time, counters, num_dead, queues, workers, models, leader, epoch = replies
+    now = now_ms(time)
+    return Overview(
+        counters={name.decode(): int(count) for name, count in counters.items()},
+        num_dead_letters=int(num_dead),
+        queue_names=tuple(sorted(name.decode() for name in queues)),
+        worker_ids=unexpired(now, workers),
+        model_names=unexpired(now, models),
+        scheduler_id=None if leader is None else leader.decode(),
+        scheduler_epoch=int(epoch or 0),
+    )
+
+
+def _status(seen: Overview, replies: list[Any]) -> Status:
+    rest = iter(replies)
+    queues = [_queue(name, next(rest)) for name in seen.queue_names]
+    infos = [next(rest) for _ in seen.worker_ids]
+    reports = [next(rest) for _ in seen.worker_ids]
+    cards = [next(rest) for _ in seen.model_names]
+    queued, running = (_by_tenant(seen.counters, kind) for kind in ("q:", "r:"))
+    return Status(
+        num_queued=sum(queued.values()),
+        num_running=sum(running.values()),
+        num_dead_letters=seen.num_dead_letters,
+        queued_by_tenant=queued,
+        running_by_tenant=running,
+        queues=tuple(queues),
+        workers=_workers(infos, reports),
+        models=tuple(decode(card, ModelCard) for card in cards if card),
+        scheduler_id=seen.scheduler_id,
+        scheduler_epoch=seen.scheduler_epoch,
+    )
+
+
+def _queue(name: str, length: int) -> QueueStatus:
+    priority_class, _, tenant = name.partition(":")
+    return QueueStatus(priority_class, tenant, int(length))
+
+
+def _workers(infos: Sequence[Any], reports: Sequence[Any]) -> tuple[WorkerSnapshot, ...]:
+    return tuple(
+        WorkerSnapshot(decode(info, WorkerInfo), _last_report(report))
+        for info, report in zip(infos, reports, strict=True)
+        if info
+    )
+
+
+def _last_report(entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> WorkerStatus | None:
+    return decode(entries[0][1][b"s"], WorkerStatus) if entries else None
+
+
+def _by_tenant(counters: dict[str, int], kind: str) -> dict[str, int]:
+    return {
+        name.removeprefix(kind): count
+        for name, count in sorted(counters.items())
+        if name.startswith(kind)
+    }

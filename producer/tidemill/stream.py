@@ -1,0 +1,101 @@
+"""The token stream of one job: resumable, gap-free and duplicate-free over any reconnect."""
+
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from tidemill._follow import Chunk, TokenFollower
+from tidemill._link import Link
+from tidemill._listener import TICK_SECONDS, Listener
+from tidemill.protocol.errors import JobNotFinished
+from tidemill.protocol.messages import JobEnd
+from tidemill.result import failure_of
+
+
+class TokenStream(Iterator[Chunk]):
+    """Iterates over the chunks of one job's output, waiting for those to come.
+
+    It ends after the job's last chunk; then ``end`` tells how.  Raises ``JobFailed`` or
+    ``JobCancelled`` there if the job did not end well, ``JobNotFinished`` after ``timeout``
+    seconds without a chunk, and ``BrokerUnavailable`` if the broker stays away; then a new stream
+    may go on after ``position`` or the last chunk's ``event_id``.  Belongs to one thread.
+    """
+
+    def __init__(
+        self, link: Link, job_id: str, *, after: str | int = 0, timeout: float | None = None
+    ) -> None:
+        self._link = link
+        self._follower = TokenFollower(job_id, after)
+        self._listener = Listener(link.client)
+        self._timeout = timeout
+        self._taken = self._follower.position
+        self._is_listening = False
+
+    @property
+    def job_id(self) -> str:
+        """The job whose tokens these are."""
+        return self._follower.job_id
+
+    @property
+    def position(self) -> int:
+        """Number of tokens up to the end of the last chunk taken."""
+        return self._taken
+
+    @property
+    def end(self) -> JobEnd | None:
+        """How the job ended; None before the stream's end."""
+        return None if self._follower.ready else self._follower.end
+
+    def close(self) -> None:
+        """Give the connection back; iterating on would open another one."""
+        self._listener.close()
+
+    def __next__(self) -> Chunk:
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while not self._follower.ready:
+            if self._follower.end is not None:
+                self._finish(self._follower.end)
+            self._advance(deadline)
+        chunk = self._follower.ready.popleft()
+        self._taken = chunk.end
+        return chunk
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _finish(self, end: JobEnd) -> None:
+        self.close()
+        raise failure_of(self.job_id, end) or StopIteration
+
+    def _advance(self, deadline: float | None) -> None:
+        follower = self._follower
+        if follower.must_read:
+            follower.take_reply(self._link.read(follower.next_read()))
+            return
+        if not self._is_listening:
+            self._listener.add(follower.channel)
+            self._is_listening = True
+        notice = self._listener.get(_wait(self.job_id, deadline))
+        if notice is None or notice.data is None:
+            follower.must_read = True
+        else:
+            follower.take_message(notice.data)
+
+
+def _wait(job_id: str, deadline: float | None) -> float:
+    """Return how long to wait for a message; raises ``JobNotFinished`` if time is up."""
+    if deadline is None:
+        return TICK_SECONDS
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise JobNotFinished(f"{job_id} had no new token in time", job_id=job_id)
+    return min(left, TICK_SECONDS)
