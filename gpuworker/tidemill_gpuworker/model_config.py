@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.protocol.errors import DamagedModel, ModelNotFound, UnsafeModel, UnsupportedModel
-from tidemill_gpuworker.rope import RopeConfig, parse_rope
+from tidemill_gpuworker.rope import DEFAULT_THETA, RopeConfig, parse_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,6 @@ class ModelConfig:
     qk_norm: bool
     #: The dtype the weights were published in: "bfloat16", "float16" or "float32".
     dtype: str
-    eos_token_ids: tuple[int, ...] = ()
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -120,6 +119,13 @@ class _Fields:
         """Return a boolean that is off unless given."""
         return bool(self.values.get(name, False))
 
+    def section(self, name: str) -> Mapping[str, Any]:
+        """Return a nested object, empty unless given."""
+        value = self.values.get(name) or {}
+        if not isinstance(value, dict):
+            raise self.damaged(f"{name} must be an object, not {value!r}")
+        return value
+
     def damaged(self, reason: str) -> DamagedModel:
         """Return the error for a wrong or missing value."""
         return DamagedModel(f"{self.path}: {reason}", fix="Download config.json again.")
@@ -161,20 +167,32 @@ def _parse(config: _Fields, architecture: str, family: _Family) -> ModelConfig:
         head_dim=head_dim,
         rms_norm_eps=config.positive("rms_norm_eps", default=1e-6),
         max_model_len=_max_model_len(config, family),
-        rope=parse_rope(config.values, config.path),
+        rope=_rope(config),
         tie_word_embeddings=config.flag("tie_word_embeddings"),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias if family.output_bias is None else family.output_bias,
         mlp_bias=config.flag("mlp_bias"),
         qk_norm=family.qk_norm,
         dtype=str(config.values.get("dtype") or config.values.get("torch_dtype") or "float32"),
-        eos_token_ids=_token_ids(config),
+    )
+
+
+def _rope(config: _Fields) -> RopeConfig:
+    # transformers 5 writes all settings into `rope_parameters`, older ones only the scaling.
+    settings = {
+        "rope_theta": config.values.get("rope_theta", DEFAULT_THETA),
+        "partial_rotary_factor": config.values.get("partial_rotary_factor", 1.0),
+    }
+    return parse_rope(
+        settings | {**config.section("rope_scaling"), **config.section("rope_parameters")},
+        config.path,
     )
 
 
 def _refuse_unsupported(config: _Fields) -> None:
-    if config.values.get("quantization_config"):
-        method = config.values["quantization_config"].get("quant_method", "unknown")
+    quantization = config.section("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown")
         raise UnsupportedModel(
             f"{config.path}: {method} quantisation is not supported",
             fix="Use the unquantised model.",
@@ -195,10 +213,3 @@ def _max_model_len(config: _Fields, family: _Family) -> int:
     if family.window == "never" or not enabled or config.values.get("sliding_window") is None:
         return longest
     return min(longest, config.size("sliding_window"))
-
-
-def _token_ids(config: _Fields) -> tuple[int, ...]:
-    value = config.values.get("eos_token_id")
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)

@@ -10,6 +10,7 @@ import torch
 
 from tidemill.protocol.errors import DamagedModel, UnsupportedModel
 
+DEFAULT_THETA = 10000.0
 _SUPPORTED = ("default", "linear", "llama3")
 
 
@@ -21,7 +22,7 @@ class RopeConfig:
     frequencies divided, those between the two ``freq_factor`` bounds blended).
     """
 
-    theta: float = 10000.0
+    theta: float = DEFAULT_THETA
     kind: str = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
@@ -50,40 +51,38 @@ class RopeConfig:
         return torch.where(is_medium, blended, slowed)
 
 
-def parse_rope(config: Mapping[str, Any], path: Path) -> RopeConfig:
-    """Read the rope settings of a config.json, in the layout of transformers 5 or an older one.
+def parse_rope(settings: Mapping[str, Any], path: Path) -> RopeConfig:
+    """Read the rope settings of a config.json; ``path`` is named in complaints.
 
     Raises:
         UnsupportedModel: a kind of scaling other than default, linear and llama3.
         DamagedModel: a setting is missing or no positive number.
     """
-    values = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-    values.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-    kind = str(values.get("rope_type") or values.get("type") or "default")
-    _refuse_unsupported(kind, values | dict(config), path)
+    kind = str(settings.get("rope_type") or settings.get("type") or "default")
+    _refuse_unsupported(kind, settings, path)
     fields = {"theta": "rope_theta"}
     if kind != "default":
         fields["factor"] = "factor"
     if kind == "llama3":
         fields |= {"low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}
         fields["original_max_position"] = "original_max_position_embeddings"
-    numbers = {ours: _positive(values, theirs, path) for ours, theirs in fields.items()}
+    numbers = {ours: _positive(settings, theirs, path) for ours, theirs in fields.items()}
     original = int(numbers.pop("original_max_position", 0))
     return RopeConfig(kind=kind, original_max_position=original, **numbers)
 
 
-def _refuse_unsupported(kind: str, values: Mapping[str, Any], path: Path) -> None:
+def _refuse_unsupported(kind: str, settings: Mapping[str, Any], path: Path) -> None:
     if kind not in _SUPPORTED:
         reason = f"rope scaling {kind!r} is not supported, only {', '.join(_SUPPORTED)}"
-    elif values.get("partial_rotary_factor") not in (None, 1.0):
+    elif settings.get("partial_rotary_factor") not in (None, 1.0):
         reason = "rotary embedding of a part of each head is not supported"
     else:
         return
     raise UnsupportedModel(f"{path}: {reason}", fix="Choose another model.")
 
 
-def _positive(values: Mapping[str, Any], name: str, path: Path) -> float:
-    value = values.get(name)
+def _positive(settings: Mapping[str, Any], name: str, path: Path) -> float:
+    value = settings.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
         raise DamagedModel(
             f"{path}: rope setting {name} must be a positive number, not {value!r}",
