@@ -1,0 +1,130 @@
+"""Lines of a bulk input file and the jobs they describe."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from tidemill._request import JobSpec
+from tidemill.protocol.errors import ConfigError, InvalidRequest
+from tidemill.protocol.messages import SamplingParams
+
+MAX_LINE_BYTES = 1 << 20
+
+_FIELD = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+_SAMPLING = frozenset(SamplingParams.model_fields)
+#: Names that OpenAI's clients use for ours.
+_ALIASES = {"max_completion_tokens": "max_tokens"}
+
+
+LineKey = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class InputLine:
+    """One line: its number from 1, its id, and the job or what is wrong with it."""
+
+    number: int
+    custom_id: str
+    spec: JobSpec | None
+    error: str | None = None
+
+    @property
+    def key(self) -> LineKey:
+        """What tells this line from all others: ids may repeat."""
+        return self.number, self.custom_id
+
+
+@dataclass(frozen=True, slots=True)
+class LineReader:
+    """Turns lines into jobs.
+
+    A line is a request of OpenAI's batch format ({custom_id, body}), or an object with ``prompt``
+    or ``messages`` and sampling fields, or, with a ``template``, any object whose fields fill the
+    template's ``{{name}}`` places.  ``defaults`` are sampling fields that a line may override.
+    """
+
+    template: str | None
+    id_field: str | None
+    model: str | None
+    defaults: Mapping[str, Any]
+    as_chat: bool = False
+
+    def read(self, path: Path) -> Iterator[InputLine]:
+        """Yield the non-empty lines of a file, never more than one in memory."""
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield self._parse(number, line)
+
+    def _parse(self, number: int, line: bytes) -> InputLine:
+        custom_id = f"line-{number}"
+        try:
+            row = _load(line)
+            custom_id = str(row.get(self.id_field or "custom_id", row.get("id", custom_id)))
+            return InputLine(number, custom_id, self._spec(row, number))
+        except InvalidRequest as error:
+            return InputLine(number, custom_id, None, error.one_line())
+
+    def _spec(self, row: Mapping[str, Any], number: int) -> JobSpec:
+        body = row.get("body", row)
+        if not isinstance(body, dict):
+            raise InvalidRequest("body: it is not an object", field="body")
+        given: dict[str, Any] = {_ALIASES.get(str(k), str(k)): v for k, v in body.items()}
+        sampling = {name: v for name, v in given.items() if name in _SAMPLING and v is not None}
+        options = {**self.defaults, **sampling, "model": self.model or given.get("model")}
+        prompt = self._prompt(given)
+        text = json.dumps([number, prompt, options], sort_keys=True, ensure_ascii=False)
+        key = f"bulk-{sha256(text.encode()).hexdigest()[:32]}"
+        return JobSpec(prompt, idempotency_key=key, stream=False, **options)
+
+    def _prompt(self, row: Mapping[str, Any]) -> Any:
+        if self.template is not None:
+            text = _fill(self.template, row)
+            return [{"role": "user", "content": text}] if self.as_chat else text
+        for field in ("messages", "prompt", "prompt_ids"):
+            if row.get(field) is not None:
+                return row[field]
+        raise InvalidRequest(
+            "prompt: the line has neither prompt nor messages",
+            field="prompt",
+            fix="Add one, or fill a template from other fields with --template.",
+        )
+
+
+def count_lines(path: Path) -> int:
+    """Return the number of non-empty lines; raises ``ConfigError`` if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            return sum(1 for line in file if line.strip())
+    except OSError as error:
+        raise ConfigError(
+            f"the input {str(path)!r} cannot be read: {error.strerror}", fix="Check the path."
+        ) from error
+
+
+def _load(line: bytes) -> dict[str, Any]:
+    if len(line) > MAX_LINE_BYTES:
+        raise InvalidRequest(
+            f"line: it has {len(line)} bytes, the limit is {MAX_LINE_BYTES}", field="line"
+        )
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InvalidRequest(f"line: it is not JSON: {error}", field="line") from error
+    if not isinstance(row, dict):
+        raise InvalidRequest("line: it is not a JSON object", field="line")
+    return row
+
+
+def _fill(template: str, row: Mapping[str, Any]) -> str:
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in row:
+            raise InvalidRequest(f"{name}: the template needs it, the line lacks it", field=name)
+        return str(row[name])
+
+    return _FIELD.sub(value, template)

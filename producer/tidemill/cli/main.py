@@ -1,0 +1,67 @@
+"""The command line's entry point: the commands, and how their errors are told."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tidemill._version import __version__
+from tidemill.cli import bulk, demo, status, submit, up
+from tidemill.protocol.errors import TidemillError
+
+app = typer.Typer(
+    name="tidemill",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="""Asynchronous LLM inference over a message queue.
+
+First steps: `tidemill demo` answers prompts with a small real model.
+`tidemill up` starts broker, scheduler and workers; then, from another terminal,
+`tidemill submit "Why is the sky blue?"` or `tidemill bulk run in.jsonl -o out.jsonl`.
+""",
+)
+app.command("up")(up.up)
+app.command("demo")(demo.demo)
+app.command("submit")(submit.submit)
+app.command("follow")(submit.follow)
+app.command("cancel")(submit.cancel)
+app.command("status")(status.status)
+app.add_typer(bulk.app, name="bulk")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tidemill {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    return None
+
+
+def main() -> None:
+    """Run the command; an error of ours is one line on standard error and exit status 1."""
+    try:
+        app()
+    except TidemillError as error:
+        # soft_wrap: one line stays one line, whatever the terminal's width.
+        console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+        console.print(f"error: {error.one_line()}", style="red")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

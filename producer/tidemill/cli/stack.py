@@ -1,0 +1,274 @@
+"""A whole Tidemill on one machine: broker, scheduler and workers, kept alive together."""
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import redis
+
+from tidemill.cli.child import Child, ChildSpec
+from tidemill.protocol.errors import BrokerError, ConfigError
+from tidemill.protocol.functions import ensure_library
+from tidemill.protocol.keys import ShardKeys
+from tidemill.service.broker import BrokerHandle, resolve_broker
+from tidemill.service.redis import connect
+from tidemill.service.runtime import ParentLink, StopSignal
+
+_log = logging.getLogger(__name__)
+
+#: Exit status by which a process says that starting it again would not help.
+CONFIG_STATUS = 2
+
+_READY_TIMEOUT_SECONDS = 300.0
+_POLL_SECONDS = 0.1
+_BROKER_POLL_SECONDS = 0.2
+_DRAIN_SECONDS = 30.0
+_MAX_BACKOFF_SECONDS = 10.0
+#: A process that lived this long before it died is started again at once.
+_STABLE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What to run; ``worker_args`` go to every worker unchanged."""
+
+    redis_url: str | None
+    data_dir: Path
+    port: int | None = None
+    shard: str = "00"
+    num_workers: int = 1
+    worker_args: tuple[str, ...] = ()
+    scheduler_args: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+class Backoff:
+    """How long to wait before starting a process again: not at all, then ever longer."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = -math.inf
+        self._delay = 0.0
+
+    def next_seconds(self) -> float:
+        """Return the delay before the restart that is due now."""
+        now = self._clock()
+        if now - self._last > _STABLE_SECONDS:
+            self._delay = 0.0
+        else:
+            self._delay = min(2 * self._delay + 0.5, _MAX_BACKOFF_SECONDS)
+        self._last = now
+        return self._delay
+
+
+class Stack:
+    """Starts everything, starts again what dies, and stops everything in order.
+
+    A context manager: inside, all workers are ready; afterwards nothing it started is left.
+    ``sink`` receives every line that the processes print; ``on_failure`` is called, on another
+    thread, when one of them cannot be kept alive.
+    """
+
+    def __init__(
+        self,
+        options: StackOptions,
+        *,
+        sink: Callable[[str], None],
+        on_failure: Callable[[], None] | None = None,
+    ) -> None:
+        self._options = options
+        self._sink = sink
+        self._on_failure = on_failure
+        self._link = ParentLink()
+        self._stopping = StopSignal()
+        self._exits: queue.Queue[Child | None] = queue.Queue()
+        self._children: dict[str, Child] = {}
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._broker: BrokerHandle | None = None
+        self._ready = False
+        #: Set when a process cannot be kept alive; the reason to give up.
+        self.failure: str | None = None
+        self.failed = StopSignal()
+
+    @property
+    def url(self) -> str:
+        """The broker's address."""
+        assert self._broker is not None, "the stack is not started"
+        return self._broker.url
+
+    @property
+    def durability(self) -> str:
+        """What an accepted job survives: fsync, fast, none or unknown."""
+        assert self._broker is not None, "the stack is not started"
+        return self._broker.durability
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        with self._lock:
+            children = dict(self._children)
+        return [c.pid for name, c in sorted(children.items()) if name.startswith("worker")]
+
+    def kill(self, pid: int) -> None:
+        """End one of the stack's processes with SIGKILL; it is started again."""
+        with self._lock:
+            children = [child for child in self._children.values() if child.pid == pid]
+        for child in children:
+            child.kill()
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+            self._wait_ready()
+            self._ready = True
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Drain workers, then the scheduler, then the broker; bounded, and may be repeated."""
+        if self._stopping.is_set:
+            return
+        with self._lock:
+            self._stopping.set()
+        try:
+            self._stop_children("worker")
+            self._stop_children("")
+        except BaseException:
+            # Interrupted while draining: leave at once, but leave nothing behind.
+            self._kill_children()
+            raise
+        finally:
+            self._exits.put(None)
+            for thread in self._threads:
+                thread.join()
+            if self._broker is not None:
+                self._broker.stop()
+            self._link.close()
+
+    def _start(self) -> None:
+        options = self._options
+        self._broker = resolve_broker(options.redis_url, options.data_dir, options.port)
+        with connect(self.url) as client:
+            ensure_library(client)
+        for spec in self._specs():
+            self._spawn(spec)
+        self._run_thread(self._supervise, "supervisor")
+        if self._broker.embedded is not None:
+            self._run_thread(self._watch_broker, "broker-watch")
+
+    def _specs(self) -> list[ChildSpec]:
+        options = self._options
+        environment = dict(options.environment)
+        common = ("--redis-url", self.url, "--shard", options.shard)
+        scheduler = ChildSpec(
+            "scheduler", "tidemill_scheduler", (*common, *options.scheduler_args), environment
+        )
+        workers = [
+            ChildSpec(
+                f"worker-{number}",
+                "tidemill_gpuworker",
+                (*common, *options.worker_args),
+                environment,
+            )
+            for number in range(1, options.num_workers + 1)
+        ]
+        return [scheduler, *workers]
+
+    def _spawn(self, spec: ChildSpec) -> None:
+        with self._lock:
+            if self._stopping.is_set:
+                return
+            child = Child(spec, self._link, sink=self._sink, on_exit=self._exits.put)
+            self._children[spec.name] = child
+        _log.info("started %s, pid %d", spec.name, child.pid)
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
+        keys = ShardKeys(self._options.shard)
+        with connect(self.url) as client:
+            while not self.failed.wait(_POLL_SECONDS):
+                if _num_live_workers(client, keys) >= self._options.num_workers:
+                    return
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"the workers are not ready after {_READY_TIMEOUT_SECONDS:.0f} s",
+                        fix="See the log lines above, or use a smaller model.",
+                    )
+        raise ConfigError(self.failure or "a process ended before it was ready")
+
+    def _supervise(self) -> None:
+        restarts: dict[str, Backoff] = {}
+        while (child := self._exits.get()) is not None:
+            if self._stopping.is_set or self.failed.is_set:
+                continue
+            if not self._ready or child.exit_status == CONFIG_STATUS:
+                self._give_up(child.complaint)
+                continue
+            name = child.spec.name
+            delay = restarts.setdefault(name, Backoff()).next_seconds()
+            _log.warning("%s ended with status %s, starting it again", name, child.exit_status)
+            if not self._stopping.wait(delay):
+                self._spawn(child.spec)
+
+    def _give_up(self, reason: str) -> None:
+        self.failure = reason
+        self.failed.set()
+        if self._on_failure is not None:
+            self._on_failure()
+
+    def _watch_broker(self) -> None:
+        assert self._broker is not None and self._broker.embedded is not None
+        broker = self._broker.embedded
+        while not self._stopping.wait(_BROKER_POLL_SECONDS):
+            if broker.is_running:
+                continue
+            _log.warning("the broker died, starting it again on the same data")
+            try:
+                broker.restart()
+            except BrokerError as error:
+                self._give_up(error.one_line())
+                return
+
+    def _run_thread(self, target: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=target, name=name)
+        self._threads.append(thread)
+        thread.start()
+
+    def _stop_children(self, prefix: str) -> None:
+        with self._lock:
+            children = [c for n, c in self._children.items() if n.startswith(prefix)]
+        for child in children:
+            child.terminate()
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        for child in children:
+            if not child.wait(max(0.0, deadline - time.monotonic())):
+                child.kill()
+                child.wait(_DRAIN_SECONDS)
+
+    def _kill_children(self) -> None:
+        for child in self._children.values():
+            child.kill()
+            child.wait(_DRAIN_SECONDS)
+
+
+def _num_live_workers(client: redis.Redis, keys: ShardKeys) -> int:
+    seconds, micros = client.time()
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    return int(client.zcount(keys.workers, now_ms, "+inf"))

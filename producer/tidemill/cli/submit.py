@@ -1,0 +1,136 @@
+"""``tidemill submit``, ``follow`` and ``cancel``: one job from the terminal."""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tidemill.client import Job, Producer
+from tidemill.protocol.errors import ConfigError
+from tidemill.protocol.messages import ChatMessage
+
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TIDEMILL_REDIS_URL",
+        help="Address of the broker. Default: the one that `tidemill up` started here.",
+    ),
+]
+
+
+def submit(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    model: Annotated[
+        str | None, typer.Option(help="Served model. Default: the only one there is.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="A system message to go first.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Complete the text as it is, without a chat template.")
+    ] = False,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens to generate. Default: the model's context.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 is off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from so many tokens; 0 is off.")] = 0,
+    min_p: Annotated[
+        float, typer.Option(help="Least probability relative to the best token's; 0 is off.")
+    ] = 0.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Same seed, same output. Default: a random one.")
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable.")] = None,
+    priority: Annotated[int, typer.Option(help="Lower runs sooner; > 0 is batch work.")] = 0,
+    tenant: Annotated[str, typer.Option(help="On whose behalf.")] = "default",
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="The same key always gets the same job.")
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Print the job's id and leave; see `tidemill follow`.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole result as JSON.")
+    ] = False,
+    redis_url: RedisUrl = None,
+) -> None:
+    """Queue one prompt and print the answer as it comes.
+
+    Ctrl-C cancels the job.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with Producer(redis_url, tenant=tenant) as producer:
+        job = producer.submit(
+            text if raw else _conversation(system, text),
+            model=model,
+            priority=priority,
+            idempotency_key=idempotency_key,
+            stream=not (as_json or detach),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            stop=stop or (),
+            seed=seed,
+        )
+        if detach:
+            typer.echo(job.id)
+            return
+        try:
+            _show(job, as_json=as_json)
+        except KeyboardInterrupt:
+            job.cancel()
+            raise
+
+
+def follow(
+    job_id: Annotated[str, typer.Argument(help="What `tidemill submit --detach` printed.")],
+    after: Annotated[int, typer.Option(min=0, help="Skip the first so many tokens.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole result as JSON.")
+    ] = False,
+    redis_url: RedisUrl = None,
+) -> None:
+    """Print a job's output from the start, or from a position, until it ends."""
+    with Producer(redis_url) as producer:
+        _show(producer.job(job_id), after=after, as_json=as_json)
+
+
+def cancel(
+    job_id: Annotated[str, typer.Argument(help="The job's id.")],
+    redis_url: RedisUrl = None,
+) -> None:
+    """End a job now; its partial output is kept."""
+    with Producer(redis_url) as producer:
+        typer.echo(producer.cancel(job_id).value)
+
+
+def _conversation(system: str | None, text: str) -> list[ChatMessage]:
+    if not text.strip():
+        raise ConfigError("prompt: it is empty", fix="Give some text.")
+    first = [ChatMessage(role="system", content=system)] if system else []
+    return [*first, ChatMessage(role="user", content=text)]
+
+
+def _show(job: Job, *, after: int = 0, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(job.result()), ensure_ascii=False))
+        return
+    started = time.monotonic()
+    num_tokens, first = 0, None
+    with job.stream(after=after) as stream:
+        for chunk in stream:
+            first = first if first is not None else time.monotonic() - started
+            num_tokens += chunk.end - chunk.start
+            typer.echo(chunk.text, nl=False)
+    typer.echo()
+    if sys.stderr.isatty():
+        elapsed = time.monotonic() - started
+        Console(stderr=True, highlight=False).print(
+            f"[dim]{num_tokens} tokens, first after {first or elapsed:.2f} s,"
+            f" {num_tokens / max(elapsed, 1e-9):.0f} tokens/s[/]"
+        )

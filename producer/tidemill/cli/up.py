@@ -1,0 +1,115 @@
+"""``tidemill up``: broker, scheduler and workers on this machine until Ctrl-C."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tidemill.cli.model import find_model, require_extras
+from tidemill.cli.stack import Stack, StackOptions
+from tidemill.protocol.errors import TidemillError
+from tidemill.service.config import load_config
+from tidemill.service.log import setup_logging
+from tidemill.service.redis import redact
+from tidemill.service.runtime import Drain
+
+
+def up(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Hugging Face model directory. Default: a small real demo model."),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name clients use. Default: the directory's name.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Number of worker processes.")] = 1,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TIDEMILL_REDIS_URL",
+            help="Use this Redis >= 7.0 or Valkey instead of starting an embedded one.",
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Let the embedded server listen on 127.0.0.1:PORT too."
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where the embedded server keeps the queue.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
+    num_threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU threads of each worker. Default: cores / workers."),
+    ] = None,
+    worker_args: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- WORKER_OPTIONS]",
+            help="Passed to every worker; see `python -m tidemill_gpuworker --help`.",
+        ),
+    ] = None,
+) -> None:
+    """Run broker, scheduler and workers on this machine; Ctrl-C drains and stops them.
+
+    Everything that dies is started again. Jobs accepted before a restart go on after it.
+    """
+    config = load_config()
+    setup_logging(config.log_level, "up")
+    require_extras("torch", "sortedcontainers")
+    directory, name = find_model(model, config.cache_dir)
+    options = StackOptions(
+        redis_url=redis_url,
+        data_dir=data_dir or config.data_dir,
+        port=port,
+        shard=config.shard,
+        num_workers=workers,
+        worker_args=(
+            *("--model", str(directory), "--served-model-name", served_model_name or name),
+            *("--device", device, "--dtype", dtype),
+            *(("--num-threads", str(num_threads)) if num_threads else ()),
+            *(worker_args or ()),
+        ),
+        environment=thread_environment(workers, num_threads),
+    )
+    run_until_signal(options)
+
+
+def run_until_signal(options: StackOptions) -> None:
+    """Start a stack and keep it until SIGINT or SIGTERM; raises ``TidemillError`` if it fails."""
+    console = Console(stderr=True, highlight=False)
+    drain = Drain()
+    # Entered after the stack: until it is up, Ctrl-C is a plain interrupt that takes it down.
+    with Stack(options, sink=echo, on_failure=drain.request) as stack, drain:
+        console.print(
+            f"[bold green]Tidemill is up[/] at {redact(stack.url)}"
+            f" (durability: {stack.durability}, workers: {options.num_workers})."
+            ' Try: tidemill submit "Why is the sky blue?"   Ctrl-C drains and stops.'
+        )
+        drain.draining.wait()
+        if stack.failure is None:
+            console.print("Draining: no new work, finishing what runs. Ctrl-C again to stop now.")
+    if stack.failure is not None:
+        raise TidemillError(stack.failure)
+
+
+def echo(line: str) -> None:
+    """Pass on a line that a process printed."""
+    sys.stderr.write(line)
+    sys.stderr.flush()
+
+
+def thread_environment(workers: int, num_threads: int | None) -> tuple[tuple[str, str], ...]:
+    """Return the OpenMP variables of a worker: its share of the cores, and no spinning."""
+    threads = num_threads or max(1, (os.cpu_count() or 1) // workers)
+    return (
+        ("OMP_WAIT_POLICY", "passive"),
+        ("GOMP_SPINCOUNT", "0"),
+        ("OMP_NUM_THREADS", str(threads)),
+    )
