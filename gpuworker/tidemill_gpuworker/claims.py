@@ -1,0 +1,192 @@
+"""Turns run commands into what the engine needs: reads the job, its token log and its prompt."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import redis
+
+from tidemill.protocol.codec import decode
+from tidemill.protocol.errors import InvalidRequest, StreamGap, TidemillError
+from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.messages import MAX_SEED, GenerateRequest, ModelCard, TokenChunk
+from tidemill.protocol.prefix import ExtraKeys
+from tidemill.protocol.states import JobState
+from tidemill.service.prompt import extra_keys, tokenize, validate
+from tidemill.service.tokenizer import Tokenizer
+from tidemill_gpuworker import metrics
+from tidemill_gpuworker.commands import Command
+from tidemill_gpuworker.jobs import Job
+
+_log = logging.getLogger(__name__)
+
+_FIELDS = ("st", "f", "n", "qn", "tn", "ik", "salt", "req")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An attempt ready to run: its prompt, and the log entries of the attempts before it."""
+
+    job: Job
+    request: GenerateRequest
+    prompt_ids: tuple[int, ...]
+    seed: int
+    extra_keys: ExtraKeys
+    written: tuple[TokenChunk, ...] = ()
+
+    @property
+    def resumed_ids(self) -> list[int]:
+        """Tokens that earlier attempts generated and published."""
+        return [token for chunk in self.written for token in chunk.ids]
+
+    @property
+    def num_published_chars(self) -> int:
+        """Length of the text that earlier attempts published."""
+        return sum(len(chunk.text) for chunk in self.written)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An attempt that cannot run here or anywhere; ``reason`` is told to its owner."""
+
+    job: Job
+    reason: str
+    written: tuple[TokenChunk, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredJob:
+    state: str
+    fence: int
+    num_tokens: int
+    queue: str
+    tenant: str
+    idempotency_key: str
+    salt: bytes
+    request: bytes
+
+    def as_job(self, job_id: str, *, stream: bool = True) -> Job:
+        return Job(job_id, self.fence, self.queue, self.tenant, self.idempotency_key, stream)
+
+
+class ClaimLoader:
+    """Reads claimed jobs; a job's own faults end in a ``Refusal`` and harm no other job."""
+
+    def __init__(
+        self, client: redis.Redis, keys: ShardKeys, card: ModelCard, tokenizer: Tokenizer
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._card = card
+        self._tokenizer = tokenizer
+
+    def load(self, commands: Sequence[Command]) -> list[Claim | Refusal | None]:
+        """One result per run command: None if that attempt is over already.
+
+        Raises what redis-py raises when the server is away; nothing has happened then.
+        """
+        stored = self._read_jobs([command.job_id for command in commands])
+        owned = [
+            job if job and job.state == JobState.RUNNING and job.fence == command.fence else None
+            for job, command in zip(stored, commands, strict=True)
+        ]
+        resumed = [
+            c.job_id for c, job in zip(commands, owned, strict=True) if job and job.num_tokens
+        ]
+        logs = dict(zip(resumed, self._read_logs(resumed), strict=True))
+        return [
+            self._claim(command.job_id, job, logs.get(command.job_id, [])) if job else None
+            for command, job in zip(commands, owned, strict=True)
+        ]
+
+    def queue_of(self, job_id: str) -> str | None:
+        """The queue a job came from, or None if the job is gone."""
+        (stored,) = self._read_jobs([job_id])
+        return stored.queue if stored else None
+
+    def _read_jobs(self, job_ids: Sequence[str]) -> list[_StoredJob | None]:
+        with self._client.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.hmget(self._keys.job(job_id), _FIELDS)
+            return [_stored_job(fields) for fields in pipe.execute()]
+
+    def _read_logs(self, job_ids: Sequence[str]) -> list[list[bytes]]:
+        with self._client.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.xrange(self._keys.token_log(job_id))
+            replies = pipe.execute()
+        return [[fields[b"d"] for _, fields in log if b"d" in fields] for log in replies]
+
+    def _claim(self, job_id: str, stored: _StoredJob, log: Sequence[bytes]) -> Claim | Refusal:
+        written: tuple[TokenChunk, ...] = ()
+        job = stored.as_job(job_id)
+        try:
+            request = decode(stored.request, GenerateRequest)
+            job = stored.as_job(job_id, stream=request.stream)
+            written = _read_log(job_id, log, stored.num_tokens)
+            return self._prepare(job, request, stored.salt, written)
+        except TidemillError as error:
+            return Refusal(job, error.one_line(), written)
+        except Exception as error:
+            # The outermost frame of one job: whatever its prompt breaks, its neighbours go on.
+            _log.exception("%s: the prompt cannot be prepared", job_id)
+            metrics.CLAIM_ERRORS.inc()
+            return Refusal(job, f"the prompt cannot be prepared: {type(error).__name__}", written)
+
+    def _prepare(
+        self, job: Job, request: GenerateRequest, salt: bytes, written: tuple[TokenChunk, ...]
+    ) -> Claim:
+        if request.model != self._card.name:
+            raise InvalidRequest(
+                f"model: {request.model!r} came to a worker of {self._card.name!r}", field="model"
+            )
+        prompt_ids = tokenize(request, self._tokenizer)
+        validate(request, len(prompt_ids), self._card)
+        return Claim(
+            job=job,
+            request=request,
+            prompt_ids=prompt_ids,
+            seed=seed_of(job.job_id, request),
+            extra_keys=extra_keys(salt, self._card.revision, request.cache_salt),
+            written=written,
+        )
+
+
+def seed_of(job_id: str, request: GenerateRequest) -> int:
+    """The seed of all attempts of a job: the request's, or one that the job id determines."""
+    if request.params.seed is not None:
+        return request.params.seed
+    return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:8], "big") & MAX_SEED
+
+
+def _stored_job(fields: Sequence[bytes | None]) -> _StoredJob | None:
+    state, fence, num_tokens, queue, tenant, idempotency_key, salt, request = fields
+    if state is None:
+        return None
+    return _StoredJob(
+        state=state.decode(),
+        fence=int(fence or 0),
+        num_tokens=int(num_tokens or 0),
+        queue=(queue or b"").decode(),
+        tenant=(tenant or b"").decode(),
+        idempotency_key=(idempotency_key or b"").decode(),
+        salt=salt or b"",
+        request=request or b"",
+    )
+
+
+def _read_log(job_id: str, log: Sequence[bytes], num_tokens: int) -> tuple[TokenChunk, ...]:
+    chunks = tuple(decode(data, TokenChunk) for data in log)
+    position = 0
+    for chunk in chunks:
+        if chunk.start != position or chunk.end != position + len(chunk.ids):
+            break
+        position = chunk.end
+    if position != num_tokens or (chunks and chunks[-1].end != position):
+        raise StreamGap(
+            f"the token log of the job breaks off at token {position} of {num_tokens}",
+            job_id=job_id,
+            fix="Submit the job again.",
+        )
+    return chunks

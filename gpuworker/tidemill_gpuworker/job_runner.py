@@ -1,0 +1,190 @@
+"""Runs claimed jobs on the engine and hands what comes out to the publisher."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidemill.protocol.errors import TidemillError
+from tidemill.protocol.messages import JobEnd, Usage
+from tidemill.protocol.states import FinishReason, JobState
+from tidemill_gpuworker import metrics
+from tidemill_gpuworker.claims import Claim, Refusal
+from tidemill_gpuworker.engine import Engine, StepOutput
+from tidemill_gpuworker.isolation import Isolation
+from tidemill_gpuworker.jobs import Job
+from tidemill_gpuworker.outbox import Generated, Update
+from tidemill_gpuworker.publisher import Publisher
+from tidemill_gpuworker.sequence import Sequence
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Running:
+    claim: Claim
+    claimed_at: float
+    has_token: bool = False
+
+
+class JobRunner:
+    """The jobs in the engine, from claim to end; used by the step loop's thread alone.
+
+    The publisher's record is the truth about what a job has generated: whenever the engine's is
+    in doubt, the sequence is built again from it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        publisher: Publisher,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._publisher = publisher
+        self._clock = clock
+        self._isolation = Isolation()
+        self._running: dict[str, _Running] = {}
+        self._in_engine: dict[str, None] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a job has not ended yet."""
+        return bool(self._running)
+
+    @property
+    def num_held(self) -> int:
+        """Jobs kept out of the engine while a faulty one is looked for."""
+        return self._isolation.num_held
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs that have not ended yet."""
+        return [running.claim.job for running in self._running.values()]
+
+    def admit(self, claim: Claim) -> None:
+        """Run a job; an older attempt of the same job is dropped."""
+        self._remove(claim.job.job_id)
+        self._publisher.open(claim.job, claim.written)
+        self._running[claim.job.job_id] = _Running(claim, self._clock())
+        metrics.CLAIMED_JOBS.inc()
+        if claim.written:
+            metrics.RESUMED_JOBS.inc()
+        if self._isolation.is_active:
+            self._isolation.hold(claim.job.job_id)
+        else:
+            self._enter(claim.job.job_id)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """End a job that cannot run."""
+        self._remove(refusal.job.job_id)
+        self._publisher.open(refusal.job, refusal.written)
+        self._fail(refusal.job, refusal.reason)
+
+    def abandon(self, job: Job) -> None:
+        """Stop computing an attempt; what it has generated stays with the publisher."""
+        running = self._running.get(job.job_id)
+        if running is not None and running.claim.job == job:
+            self._remove(job.job_id)
+
+    def step(self) -> None:
+        """Run one engine step; an exception costs a repetition, at worst the faulty job."""
+        while trial := self._isolation.next_trial(len(self._in_engine)):
+            self._enter(trial)
+        try:
+            outputs = self._engine.step()
+        except Exception:
+            # The outermost frame of a step: whatever the engine broke on, the worker goes on.
+            _log.exception("a step with %d jobs failed", len(self._in_engine))
+            metrics.STEP_FAILURES.inc()
+            self._recover()
+            return
+        self._isolation.step_worked({output.seq.seq_id for output in outputs})
+        self._publisher.publish([self._update(output) for output in outputs])
+
+    def _update(self, output: StepOutput) -> Update:
+        job_id = output.seq.seq_id
+        self._note_first_token(job_id, output)
+        end = None
+        if output.finish is not None:
+            end = JobEnd(
+                state=JobState.DONE,
+                finish_reason=output.finish.reason,
+                stop_reason=output.finish.stop_reason,
+                usage=_usage(output.seq),
+            )
+            metrics.ENDED_JOBS.labels(end.state).inc()
+            self._running.pop(job_id, None)
+            self._in_engine.pop(job_id, None)
+        return Update(job_id, output.new_ids, output.text, end)
+
+    def _note_first_token(self, job_id: str, output: StepOutput) -> None:
+        running = self._running.get(job_id)
+        if running is not None and output.new_ids and not running.has_token:
+            running.has_token = True
+            metrics.FIRST_TOKEN_SECONDS.observe(self._clock() - running.claimed_at)
+
+    def _enter(self, job_id: str) -> None:
+        claim = self._running[job_id].claim
+        generated = self._publisher.generated(claim.job)
+        if generated is None:
+            # Lost a moment ago; the message about it is on its way.
+            self._remove(job_id)
+            return
+        try:
+            self._engine.add(_sequence(claim, generated))
+            self._in_engine[job_id] = None
+        except TidemillError as error:
+            self._remove(job_id)
+            self._fail(claim.job, error.one_line())
+
+    def _remove(self, job_id: str) -> None:
+        self._running.pop(job_id, None)
+        self._isolation.discard(job_id)
+        self._leave(job_id)
+
+    def _leave(self, job_id: str) -> None:
+        if job_id in self._in_engine:
+            self._engine.abort(job_id)
+            del self._in_engine[job_id]
+
+    def _recover(self) -> None:
+        in_engine = list(self._in_engine)
+        verdict = self._isolation.step_failed(in_engine)
+        for job_id in in_engine:
+            self._leave(job_id)
+        if verdict.culprit is not None:
+            job = self._running[verdict.culprit].claim.job
+            self._remove(verdict.culprit)
+            self._fail(job, "the engine fails on this job, also when it runs alone")
+        for job_id in in_engine:
+            if job_id not in verdict.removed:
+                self._enter(job_id)
+
+    def _fail(self, job: Job, reason: str) -> None:
+        _log.warning("%s: failed: %s", job.job_id, reason)
+        end = JobEnd(state=JobState.FAILED, finish_reason=FinishReason.ERROR, error=reason)
+        metrics.ENDED_JOBS.labels(end.state).inc()
+        self._publisher.publish([Update(job.job_id, end=end)])
+
+
+def _sequence(claim: Claim, generated: Generated) -> Sequence:
+    return Sequence(
+        seq_id=claim.job.job_id,
+        prompt_ids=list(claim.prompt_ids),
+        params=claim.request.params,
+        seed=claim.seed,
+        extra_keys=claim.extra_keys,
+        priority=claim.request.priority,
+        output_ids=generated.ids,
+        num_resumed_tokens=len(generated.ids),
+    )
+
+
+def _usage(seq: Sequence) -> Usage:
+    return Usage(
+        prompt_tokens=seq.num_prompt_tokens,
+        completion_tokens=len(seq.output_ids),
+        cached_tokens=seq.num_cached_tokens or 0,
+    )

@@ -1,0 +1,68 @@
+"""What a worker counts and measures, for Prometheus."""
+
+from dataclasses import replace
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from tidemill_gpuworker.engine import Engine, EngineFigures
+
+_STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+RUNNING = Gauge("tidemill_worker_sequences_running", "Sequences that hold KV blocks")
+WAITING = Gauge("tidemill_worker_sequences_waiting", "Sequences that wait for KV blocks")
+KV_USAGE = Gauge("tidemill_worker_kv_cache_usage_ratio", "Share of the KV blocks in use")
+UNPUBLISHED = Gauge(
+    "tidemill_worker_tokens_unpublished", "Generated tokens not yet known to be in a token log"
+)
+
+PROMPT_TOKENS = Counter("tidemill_worker_prompt_tokens_total", "Prompt tokens computed")
+CACHED_TOKENS = Counter("tidemill_worker_cached_tokens_total", "Tokens found in the prefix cache")
+GENERATED_TOKENS = Counter("tidemill_worker_generated_tokens_total", "Tokens generated")
+PREEMPTIONS = Counter("tidemill_worker_preemptions_total", "Sequences that gave up their blocks")
+
+STEP_SECONDS = Histogram(
+    "tidemill_worker_step_seconds", "Duration of an engine step", buckets=_STEP_BUCKETS
+)
+FIRST_TOKEN_SECONDS = Histogram(
+    "tidemill_worker_time_to_first_token_seconds",
+    "From the claim of a job to its first new token",
+    buckets=_TTFT_BUCKETS,
+)
+
+CLAIMED_JOBS = Counter("tidemill_worker_jobs_claimed_total", "Jobs taken up")
+RESUMED_JOBS = Counter("tidemill_worker_jobs_resumed_total", "Jobs continued from their token log")
+ENDED_JOBS = Counter("tidemill_worker_jobs_ended_total", "Jobs ended here, by state", ["state"])
+LOST_JOBS = Counter("tidemill_worker_jobs_lost_total", "Attempts that ended before we were done")
+RELEASED_JOBS = Counter("tidemill_worker_jobs_released_total", "Jobs given back to the queue")
+
+STEP_FAILURES = Counter("tidemill_worker_step_failures_total", "Engine steps that raised")
+CLAIM_ERRORS = Counter("tidemill_worker_claim_errors_total", "Prompts that could not be prepared")
+LOG_REPAIRS = Counter(
+    "tidemill_worker_log_repairs_total", "Writes that found another position or had to be repeated"
+)
+BAD_COMMANDS = Counter("tidemill_worker_bad_commands_total", "Commands that made no sense")
+SKIPPED_BEATS = Counter(
+    "tidemill_worker_heartbeats_skipped_total", "Heartbeats left out because the engine hung"
+)
+
+
+class EngineMeter:
+    """Carries an engine's own counts over to the metrics."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._seen = EngineFigures()
+
+    def observe(self) -> None:
+        """Bring the metrics up to date after a step."""
+        figures, seen = self._engine.figures, self._seen
+        PROMPT_TOKENS.inc(figures.num_prompt_tokens - seen.num_prompt_tokens)
+        CACHED_TOKENS.inc(figures.num_cached_tokens - seen.num_cached_tokens)
+        GENERATED_TOKENS.inc(figures.num_generated_tokens - seen.num_generated_tokens)
+        PREEMPTIONS.inc(figures.num_preemptions - seen.num_preemptions)
+        self._seen = replace(figures)
+        scheduler = self._engine.step_scheduler
+        RUNNING.set(len(scheduler.running))
+        WAITING.set(len(scheduler.waiting))
+        KV_USAGE.set(scheduler.block_manager.usage)

@@ -1,0 +1,202 @@
+"""What is to be written to which token log, and when: decisions without a broker."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from tidemill.protocol.calls import Written
+from tidemill.protocol.errors import TidemillError
+from tidemill.protocol.messages import JobEnd, TokenChunk
+from tidemill_gpuworker.alarm import NEVER
+from tidemill_gpuworker.jobs import Job
+from tidemill_gpuworker.token_buffer import TokenBuffer
+
+_log = logging.getLogger(__name__)
+
+#: The functions take this many jobs a call.
+MAX_JOBS_PER_CALL = 256
+#: A longer backlog, after an outage, is written in several chunks.
+MAX_CHUNK_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PublishPolicy:
+    """How often tokens are written, and when the engine has to wait for that.
+
+    The first token of an attempt is written at once, later ones every ``stream_seconds`` or, for
+    a job that nobody watches live, ``quiet_seconds``; what is due within ``slack_seconds`` goes
+    along. A write that the server failed on is repeated after ``retry_seconds``.
+    """
+
+    stream_seconds: float = 0.040
+    quiet_seconds: float = 0.500
+    slack_seconds: float = 0.010
+    retry_seconds: float = 0.100
+    max_unpublished_tokens: int = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one step brought for one job: tokens, the text that became certain, perhaps the end."""
+
+    job_id: str
+    ids: Sequence[int] = ()
+    text: str = ""
+    end: JobEnd | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """One attempt's output; ``due_at`` is None while there is nothing to write."""
+
+    job: Job
+    buffer: TokenBuffer
+    due_at: float | None = None
+    last_sent_at: float | None = None
+    end: JobEnd | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A chunk about to be written; with ``end`` it is the last one and finishes the job."""
+
+    item: Outgoing
+    chunk: TokenChunk
+    end: JobEnd | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """All tokens of a job so far, and the length of the text that was told with them."""
+
+    ids: list[int]
+    num_chars: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a batch of writes, by attempt; ``num_repaired`` logs were not as expected."""
+
+    closed: tuple[Job, ...] = ()
+    lost: tuple[Job, ...] = ()
+    num_repaired: int = 0
+
+
+class Outbox:
+    """The output of all open jobs. Times are seconds of one monotonic clock."""
+
+    def __init__(self, policy: PublishPolicy) -> None:
+        self._policy = policy
+        self._items: dict[str, Outgoing] = {}
+        #: Tokens generated but not yet known to be in a log.
+        self.num_unpublished = 0
+
+    @property
+    def next_due(self) -> float:
+        """When the next write is due; infinity if there is none."""
+        times = (item.due_at for item in self._items.values() if item.due_at is not None)
+        return min(times, default=NEVER)
+
+    def open(self, job: Job, written: Sequence[TokenChunk]) -> None:
+        """Begin with an attempt whose log holds ``written``."""
+        self._drop(job.job_id)
+        self._items[job.job_id] = Outgoing(job, TokenBuffer(written))
+
+    def forget(self, job: Job) -> None:
+        """Drop an attempt, unless a newer one has replaced it."""
+        if (item := self._items.get(job.job_id)) is not None and item.job == job:
+            self._drop(job.job_id)
+
+    def generated(self, job: Job) -> Generated | None:
+        """What the attempt has generated; None if it is not open."""
+        item = self._items.get(job.job_id)
+        if item is None or item.job != job:
+            return None
+        return Generated(list(item.buffer.ids), item.buffer.num_chars)
+
+    def add(self, update: Update, now: float) -> None:
+        """Take over new output; updates of jobs that are not open are passed over."""
+        item = self._items.get(update.job_id)
+        if item is None:
+            return
+        item.buffer.add(update.ids, update.text)
+        self.num_unpublished += len(update.ids)
+        if update.end is not None:
+            item.end = update.end
+        if update.end is not None or item.due_at is None:
+            self._schedule(item, now)
+
+    def select(self, horizon: float) -> list[Write]:
+        """What is due by ``horizon``: appends first, then the writes that finish a job."""
+        due = (i for i in self._items.values() if i.due_at is not None and i.due_at <= horizon)
+        writes = [_write(item) for item in islice(due, MAX_JOBS_PER_CALL)]
+        return sorted(writes, key=lambda write: write.end is not None)
+
+    def apply(
+        self, writes: Sequence[Write], replies: Sequence[Written | TidemillError], now: float
+    ) -> Outcome:
+        """Take in the server's replies to ``writes``."""
+        closed, lost, num_repaired = [], [], 0
+        for write, reply in zip(writes, replies, strict=True):
+            job = write.item.job
+            # Forgotten or replaced by a newer attempt while the write was under way.
+            if self._items.get(job.job_id) is not write.item:
+                continue
+            if isinstance(reply, TidemillError) or (reply.owned and not reply.accepted):
+                num_repaired += 1
+                if not self._repair(write.item, reply, now):
+                    lost.append(job)
+            elif write.end is not None and reply.state == write.end.state:
+                # Also when it was not accepted: the reply to an earlier try may have been lost.
+                closed.append(job)
+            elif not reply.owned:
+                lost.append(job)
+            else:
+                self._advance(write.item, write.chunk.end, now)
+        for job in (*closed, *lost):
+            self._drop(job.job_id)
+        return Outcome(tuple(closed), tuple(lost), num_repaired)
+
+    def _advance(self, item: Outgoing, end: int, now: float) -> None:
+        self.num_unpublished -= end - item.buffer.num_written
+        item.buffer.acknowledge(end)
+        item.last_sent_at = now
+        self._schedule(item, now)
+
+    def _repair(self, item: Outgoing, reply: Written | TidemillError, now: float) -> bool:
+        if isinstance(reply, TidemillError) or reply.num_tokens is None:
+            _log.warning("%s: the server failed to write tokens: %s", item.job.job_id, reply)
+            item.due_at = now + self._policy.retry_seconds
+            return True
+        before = item.buffer.num_pending
+        if not item.buffer.move_to(reply.num_tokens):
+            _log.error("%s: the log holds tokens nobody here generated", item.job.job_id)
+            return False
+        self.num_unpublished += item.buffer.num_pending - before
+        # No fresh token is among what the log lacks, so it is late already.
+        item.last_sent_at = None
+        self._schedule(item, now)
+        return True
+
+    def _schedule(self, item: Outgoing, now: float) -> None:
+        if item.end is not None:
+            item.due_at = now
+        elif not item.buffer.num_pending:
+            item.due_at = None
+        elif item.last_sent_at is None:
+            item.due_at = now
+        else:
+            stream, quiet = self._policy.stream_seconds, self._policy.quiet_seconds
+            item.due_at = max(now, item.last_sent_at + (stream if item.job.stream else quiet))
+
+    def _drop(self, job_id: str) -> None:
+        item = self._items.pop(job_id, None)
+        if item is not None:
+            self.num_unpublished -= item.buffer.num_pending
+
+
+def _write(item: Outgoing) -> Write:
+    chunk = item.buffer.next_chunk(MAX_CHUNK_TOKENS)
+    is_last = chunk.end == item.buffer.num_tokens
+    return Write(item, chunk, item.end if is_last else None)

@@ -1,0 +1,56 @@
+"""How a worker makes itself known, and how it takes its leave."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import redis
+
+from tidemill.protocol import calls
+from tidemill.protocol.functions import ensure_library, run
+from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.messages import ModelCard, WorkerInfo
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What the scheduler and the producers must know of this worker; ``tokenizer`` is a bundle."""
+
+    client: redis.Redis
+    keys: ShardKeys
+    info: WorkerInfo
+    card: ModelCard
+    tokenizer: bytes
+    lease_ms: int
+
+    def register(self) -> None:
+        """Announce the worker, its model and the tokenizer; may be repeated."""
+        # A server that forgot the worker, an empty one after a failover, lacks the functions too.
+        ensure_library(self.client)
+        call = calls.register(
+            self.keys,
+            info=self.info,
+            card=self.card,
+            tokenizer=self.tokenizer,
+            lease_ms=self.lease_ms,
+        )
+        run(self.client, call)
+
+    def deregister(self, cursor: str) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
+        """Take the worker out; returns the commands after ``cursor`` that nobody has read.
+
+        In one transaction, so that no command can slip in between and be lost.
+        """
+        worker_id = self.info.worker_id
+        with self.client.pipeline(transaction=True) as pipe:
+            pipe.zrem(self.keys.workers, worker_id)
+            pipe.xrange(self.keys.commands(worker_id), min=f"({cursor}")
+            pipe.delete(
+                self.keys.worker_info(worker_id),
+                self.keys.commands(worker_id),
+                self.keys.status(worker_id),
+            )
+            _, unread, _ = pipe.execute()
+        return list(unread)

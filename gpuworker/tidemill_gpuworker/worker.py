@@ -1,0 +1,187 @@
+"""The worker's main loop: messages in, engine steps, status out."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidemill.protocol.messages import WorkerStatus
+from tidemill_gpuworker import metrics
+from tidemill_gpuworker.claims import Claim, Refusal
+from tidemill_gpuworker.commands import BEGIN
+from tidemill_gpuworker.engine import Engine
+from tidemill_gpuworker.heartbeat import StepClock
+from tidemill_gpuworker.inbox import (
+    Cancelled,
+    Claimed,
+    DrainAsked,
+    Inbox,
+    Lost,
+    Message,
+    ThreadDied,
+    Woken,
+)
+from tidemill_gpuworker.job_runner import JobRunner
+from tidemill_gpuworker.jobs import Job, JobTable
+from tidemill_gpuworker.publisher import Publisher
+from tidemill_gpuworker.releaser import Releaser
+from tidemill_gpuworker.status import StatusReporter
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loop works with; each is shared with other threads but the engine and its runner."""
+
+    engine: Engine
+    runner: JobRunner
+    jobs: JobTable
+    inbox: Inbox
+    publisher: Publisher
+    releaser: Releaser
+    status: StatusReporter
+    step_clock: StepClock
+
+
+class Worker:
+    """Runs on the main thread, from the first command to the end of the drain.
+
+    Without work it blocks on its inbox. While the broker takes no tokens and the publisher is
+    full it makes no steps, but still obeys messages.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        drain_seconds: float,
+        idle_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._parts = parts
+        self._drain_seconds = drain_seconds
+        self._idle_seconds = idle_seconds
+        self._clock = clock
+        self._meter = metrics.EngineMeter(parts.engine)
+        self._drain_deadline: float | None = None
+        self._last_command = BEGIN
+        self._error: Exception | None = None
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new jobs are given back unseen."""
+        return self._drain_deadline is not None
+
+    def run(self) -> None:
+        """Work until drained; raises what killed one of the threads."""
+        self._report()
+        while not self._is_over:
+            for message in self._parts.inbox.take(self._patience()):
+                self.handle(message)
+            if self._can_step:
+                self._step()
+            if self._parts.status.is_due or not self._can_step:
+                self._report()
+        if self._error is not None:
+            raise self._error
+
+    def handle(self, message: Message) -> None:
+        """Act on one message."""
+        match message:
+            case Claimed(command_id, claim):
+                self._last_command = command_id
+                self._claimed(claim)
+            case Cancelled(command_id, job_id, fence):
+                self._last_command = command_id
+                self._cancelled(job_id, fence)
+            case Lost(job):
+                self._lost(job)
+            case DrainAsked(now, command_id):
+                self._last_command = command_id or self._last_command
+                self._drain(now)
+            case ThreadDied(error):
+                self._error = error
+                self._drain(now=True)
+            case Woken():
+                pass
+
+    @property
+    def _can_step(self) -> bool:
+        return self._parts.runner.has_work and not self._parts.publisher.is_full
+
+    @property
+    def _is_over(self) -> bool:
+        if self._drain_deadline is None:
+            return False
+        return not self._parts.runner.has_work or self._clock() >= self._drain_deadline
+
+    def _patience(self) -> float:
+        if self._can_step:
+            return 0.0
+        if self._drain_deadline is None:
+            return self._idle_seconds
+        return max(0.0, min(self._idle_seconds, self._drain_deadline - self._clock()))
+
+    def _step(self) -> None:
+        self._parts.step_clock.start()
+        try:
+            self._parts.runner.step()
+        finally:
+            metrics.STEP_SECONDS.observe(self._parts.step_clock.stop())
+        self._meter.observe()
+
+    def _claimed(self, claim: Claim | Refusal | None) -> None:
+        # A job may be lost between its claim and this moment.
+        if claim is None or not self._parts.jobs.holds(claim.job):
+            return
+        if self.is_draining:
+            self._parts.releaser.release(claim.job)
+        elif isinstance(claim, Refusal):
+            self._parts.runner.refuse(claim)
+        else:
+            self._parts.runner.admit(claim)
+
+    def _cancelled(self, job_id: str, fence: int) -> None:
+        job = self._parts.jobs.get(job_id)
+        if job is not None and job.fence == fence:
+            _log.info("%s: cancelled", job_id)
+            self._abandon(job)
+
+    def _lost(self, job: Job) -> None:
+        if self._parts.jobs.holds(job):
+            _log.warning("%s: attempt %d is not ours any more", job.job_id, job.fence)
+            metrics.LOST_JOBS.inc()
+        self._abandon(job)
+
+    def _abandon(self, job: Job) -> None:
+        self._parts.runner.abandon(job)
+        self._parts.publisher.forget(job)
+        self._parts.jobs.discard(job)
+
+    def _drain(self, now: bool) -> None:
+        if not self.is_draining:
+            _log.info("draining: %d jobs still run", len(self._parts.runner.jobs))
+        deadline = self._clock() + (0.0 if now else self._drain_seconds)
+        self._drain_deadline = min(deadline, self._drain_deadline or deadline)
+
+    def _report(self) -> None:
+        self._parts.status.report(self.status())
+        metrics.UNPUBLISHED.set(self._parts.publisher.num_unpublished)
+
+    def status(self) -> WorkerStatus:
+        """How far the worker is, counting everything up to the last command."""
+        scheduler, figures = self._parts.engine.step_scheduler, self._parts.engine.figures
+        return WorkerStatus(
+            last_command=self._last_command,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting) + self._parts.runner.num_held,
+            waiting_tokens=scheduler.num_waiting_tokens,
+            free_blocks=scheduler.block_manager.num_free_blocks,
+            step_seconds=figures.last_step_seconds,
+            prompt_tokens=figures.num_prompt_tokens,
+            cached_tokens=figures.num_cached_tokens,
+            generated_tokens=figures.num_generated_tokens,
+            num_preemptions=figures.num_preemptions,
+            draining=self.is_draining,
+        )

@@ -1,0 +1,228 @@
+"""The settings of one worker process, from its command line."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from tidemill.protocol.errors import ConfigError
+from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE
+from tidemill.service.config import ServiceConfig
+
+_DESCRIPTION = """\
+Serve one model: take jobs from the broker, generate, and write the tokens back.
+
+The model is a local Hugging Face directory with safetensors weights and tokenizer.json. Start one
+worker per GPU, or per group of CPU cores; they share the queue. SIGTERM drains the worker: running
+jobs end or, after --drain-seconds, go back to the queue with the tokens they have.
+"""
+_EPILOG = """\
+Settings shared by all processes come from the environment: TIDEMILL_REDIS_URL, TIDEMILL_SHARD,
+TIDEMILL_LOG_LEVEL, TIDEMILL_LEASE_SECONDS, TIDEMILL_BEAT_SECONDS.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """How one model is served; names and meanings of the engine's settings are vLLM's.
+
+    A None is decided when device and model are known.
+    """
+
+    model_dir: Path
+    served_model_name: str
+    redis_url: str
+    service: ServiceConfig
+    device: str = "auto"
+    dtype: str = "auto"
+    block_size: int = DEFAULT_BLOCK_SIZE
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int = 0
+    max_model_len: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    gpu_memory_utilization: float = 0.9
+    watermark: float = 0.01
+    enable_prefix_caching: bool = True
+    num_threads: int | None = None
+    metrics_port: int | None = None
+    max_step_seconds: float = 60.0
+    drain_seconds: float = 30.0
+    ready_fd: int | None = None
+
+
+def parse_config(arguments: Sequence[str], service: ServiceConfig) -> WorkerConfig:
+    """Read the command line; raises ``ConfigError``, or ends the process after ``--help``."""
+    values = vars(_parser().parse_args(arguments))
+    redis_url = values.pop("redis_url") or service.redis_url
+    if redis_url is None:
+        raise ConfigError(
+            "the worker does not know its broker",
+            fix="Give --redis-url or set TIDEMILL_REDIS_URL; `tidemill up` does it for you.",
+        )
+    model_dir = values.pop("model")
+    name = values.pop("served_model_name") or model_dir.resolve().name
+    return WorkerConfig(
+        model_dir=model_dir, served_model_name=name, redis_url=redis_url, service=service, **values
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, fix="See python -m tidemill_gpuworker --help.")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m tidemill_gpuworker",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_model_options(parser.add_argument_group("model"))
+    _add_cache_options(parser.add_argument_group("KV cache"))
+    _add_step_options(parser.add_argument_group("engine step"))
+    _add_process_options(parser.add_argument_group("process"))
+    return parser
+
+
+def _add_model_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--model", type=Path, required=True, metavar="DIR", help="directory of the model"
+    )
+    group.add_argument(
+        "--served-model-name", metavar="NAME", help="name that jobs ask for (the directory's name)"
+    )
+    group.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:N, or auto: a GPU if there is one (auto)"
+    )
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="of weights and KV cache; float32 gives tokens that do not depend on the batch (auto)",
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=_count,
+        metavar="TOKENS",
+        help="longest prompt and output together (the model's own limit)",
+    )
+
+
+def _add_cache_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--block-size",
+        type=_count,
+        default=DEFAULT_BLOCK_SIZE,
+        metavar="TOKENS",
+        help="tokens per KV block; the same for all workers of a model (%(default)s)",
+    )
+    size = group.add_mutually_exclusive_group()
+    size.add_argument(
+        "--kv-cache-memory-bytes",
+        type=_count,
+        metavar="BYTES",
+        help="size of the KV cache (on a CPU: a quarter of the free memory, 4 GiB at most)",
+    )
+    size.add_argument(
+        "--num-gpu-blocks-override", type=_count, metavar="N", help="size of the KV cache in blocks"
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=_share,
+        default=0.9,
+        metavar="SHARE",
+        help="share of the GPU's free memory that the KV cache takes (%(default)s)",
+    )
+    group.add_argument(
+        "--watermark",
+        type=_share,
+        default=0.01,
+        metavar="SHARE",
+        help="share of the blocks kept free for running jobs when one is admitted (%(default)s)",
+    )
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep the KV blocks of finished jobs and reuse equal prefixes (on)",
+    )
+
+
+def _add_step_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-num-seqs",
+        type=_count,
+        default=64,
+        metavar="N",
+        help="jobs that run at the same time (%(default)s)",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=_count,
+        metavar="TOKENS",
+        help="tokens of one step: more is faster, fewer keeps running streams smooth (2048; on a"
+        " CPU 512)",
+    )
+    group.add_argument(
+        "--long-prefill-token-threshold",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="cut longer prompts into chunks of so many tokens; 0: only by the step's room (0)",
+    )
+    group.add_argument("--num-threads", type=_count, metavar="N", help="CPU threads (one per core)")
+
+
+def _add_process_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--redis-url", metavar="URL", help="the broker (TIDEMILL_REDIS_URL)")
+    group.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="serve /metrics and /healthz on 127.0.0.1; 0 takes a free port (off)",
+    )
+    group.add_argument(
+        "--max-step-seconds",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="a step that takes longer counts as hung: the jobs go to another worker (%(default)s)",
+    )
+    group.add_argument(
+        "--drain-seconds",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="time that running jobs get to end after SIGTERM or SIGINT (%(default)s)",
+    )
+    group.add_argument(
+        "--ready-fd",
+        type=int,
+        metavar="FD",
+        help="file descriptor to write one line to, the worker's id, once it takes jobs",
+    )
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value < 1.0:
+        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 up to 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
+    return value

@@ -1,0 +1,238 @@
+"""A whole worker: its threads and connections, from registration to the last release."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import redis
+
+from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.messages import CommandKind
+from tidemill.service.redis import check_server, connect
+from tidemill.service.runtime import Drain
+from tidemill_gpuworker.alarm import Alarm
+from tidemill_gpuworker.background import Background
+from tidemill_gpuworker.claims import ClaimLoader
+from tidemill_gpuworker.commands import CommandReader, parse_command
+from tidemill_gpuworker.heartbeat import Heartbeat, StepClock
+from tidemill_gpuworker.inbox import Claimed, DrainAsked, Inbox, Lost, ThreadDied, Woken
+from tidemill_gpuworker.intake import Intake
+from tidemill_gpuworker.job_runner import JobRunner
+from tidemill_gpuworker.jobs import Job, JobTable
+from tidemill_gpuworker.outbound import Outbound
+from tidemill_gpuworker.outbox import PublishPolicy
+from tidemill_gpuworker.publisher import Publisher
+from tidemill_gpuworker.registration import Registration
+from tidemill_gpuworker.releaser import Releaser
+from tidemill_gpuworker.served_model import ServedModel
+from tidemill_gpuworker.status import StatusReporter
+from tidemill_gpuworker.worker import Parts, Worker
+
+_log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig:
+    """Broker and times of a worker process, in seconds."""
+
+    redis_url: str
+    shard: str = "00"
+    lease_seconds: float = 10.0
+    beat_seconds: float = 3.0
+    max_step_seconds: float = 60.0
+    drain_seconds: float = 30.0
+    #: How long leaving may take once nothing runs: the broker may be away.
+    farewell_seconds: float = 10.0
+    policy: PublishPolicy = field(default_factory=PublishPolicy)
+
+
+class WorkerProcess:
+    """Wires the parts of a worker and runs them to the end of a drain.
+
+    Four threads: the step loop (the caller's, which never waits for the broker), the command
+    reader, the writer of everything, and the heartbeat. The order of leaving: read no more
+    commands, stop the engine, write what it generated, give back what is unfinished, stop the
+    heartbeat, deregister, give back what was dispatched meanwhile.
+    """
+
+    def __init__(self, model: ServedModel, config: ProcessConfig) -> None:
+        self._config = config
+        self._client = connect(config.redis_url, client_name=model.info.worker_id, retries=1)
+        # A heartbeat that hangs on a dead connection must fail while there is time for another.
+        self._beat_client = connect(
+            config.redis_url,
+            client_name=f"{model.info.worker_id}-beat",
+            timeout_seconds=config.lease_seconds / 3,
+            retries=1,
+        )
+        self._keys = ShardKeys(config.shard)
+        self._inbox = Inbox()
+        self._jobs = JobTable()
+        self._registration = Registration(
+            client=self._beat_client,
+            keys=self._keys,
+            info=model.info,
+            card=model.card,
+            tokenizer=model.tokenizer.to_bundle(),
+            lease_ms=int(config.lease_seconds * 1000),
+        )
+        self._loader = ClaimLoader(self._client, self._keys, model.card, model.tokenizer)
+        self._reader = CommandReader(
+            self._client,
+            self._keys.commands(model.info.worker_id),
+            Intake(self._loader, self._jobs, self._inbox),
+        )
+        self._wire_outbound(model)
+        self._wire_engine(model)
+        self._threads = {
+            "commands": Background("commands", self._reader.read, self._died),
+            "outbound": Background(
+                "outbound", self._outbound.turn, self._died, wake=self._alarm.ring
+            ),
+            "heartbeat": Background("heartbeat", self._beat, self._died),
+        }
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the engine moves."""
+        return not self._heartbeat.engine_hangs
+
+    @property
+    def worker(self) -> Worker:
+        """The step loop."""
+        return self._worker
+
+    def run(self, drain: Drain, on_ready: Callable[[], None] = lambda: None) -> bool:
+        """Register, work until ``drain`` asks to stop, and leave; True if nothing was left open.
+
+        Raises what the broker refuses a worker for, and what killed one of the threads.
+        """
+        check_server(self._client)
+        self._registration.register()
+        watch = threading.Thread(target=self._watch, args=(drain,), name="drain", daemon=True)
+        watch.start()
+        for thread in self._threads.values():
+            thread.start()
+        on_ready()
+        try:
+            self._worker.run()
+        finally:
+            done = self._leave()
+            drain.request()
+            drain.request()
+            watch.join()
+        return done
+
+    def _wire_outbound(self, model: ServedModel) -> None:
+        alarm = Alarm()
+        self._publisher = Publisher(
+            self._client,
+            self._keys,
+            self._jobs,
+            alarm,
+            on_lost=self._lost,
+            on_room=lambda: self._inbox.put(Woken()),
+            policy=self._config.policy,
+        )
+        self._releaser = Releaser(self._client, self._keys, self._jobs, alarm)
+        self._status = StatusReporter(self._client, self._keys, model.info.worker_id, alarm)
+        self._outbound = Outbound(alarm, self._publisher, self._status, self._releaser)
+        self._alarm = alarm
+
+    def _wire_engine(self, model: ServedModel) -> None:
+        step_clock = StepClock()
+        self._runner = JobRunner(model.engine, self._publisher)
+        self._heartbeat = Heartbeat(
+            self._beat_client,
+            self._registration,
+            self._jobs,
+            step_clock,
+            max_step_seconds=self._config.max_step_seconds,
+            on_lost=self._lost,
+        )
+        parts = Parts(
+            engine=model.engine,
+            runner=self._runner,
+            jobs=self._jobs,
+            inbox=self._inbox,
+            publisher=self._publisher,
+            releaser=self._releaser,
+            status=self._status,
+            step_clock=step_clock,
+        )
+        self._worker = Worker(
+            parts,
+            drain_seconds=self._config.drain_seconds,
+            idle_seconds=self._config.beat_seconds,
+        )
+
+    def _beat(self) -> None:
+        self._heartbeat.beat()
+        self._threads["heartbeat"].wait(self._config.beat_seconds)
+
+    def _lost(self, job: Job) -> None:
+        self._inbox.put(Lost(job))
+
+    def _died(self, error: Exception) -> None:
+        self._inbox.put(ThreadDied(error))
+
+    def _watch(self, drain: Drain) -> None:
+        drain.draining.wait()
+        self._inbox.put(DrainAsked())
+        drain.stopping.wait()
+        self._inbox.put(DrainAsked(now=True))
+
+    def _leave(self) -> bool:
+        self._threads["commands"].close()
+        unfinished = self._stop_engine()
+        self._threads["outbound"].close()
+        deadline = time.monotonic() + self._config.farewell_seconds
+        self._write_all(deadline)
+        for job in unfinished:
+            self._releaser.release(job)
+        self._write_all(deadline)
+        self._threads["heartbeat"].close()
+        done = self._deregister(deadline) and not self._outbound.has_work
+        if not done:
+            _log.warning("the broker is away; %d jobs wait for their leases", len(self._jobs))
+        self._client.close()
+        self._beat_client.close()
+        return done
+
+    def _stop_engine(self) -> list[Job]:
+        unseen = [m.claim.job for m in self._inbox.take(0) if isinstance(m, Claimed) and m.claim]
+        running = self._runner.jobs
+        for job in running:
+            self._runner.abandon(job)
+        return running + unseen
+
+    def _write_all(self, deadline: float) -> None:
+        while self._outbound.has_work and time.monotonic() < deadline:
+            try:
+                self._outbound.flush(everything=True)
+            except (redis.RedisError, OSError) as error:
+                _log.warning("cannot write the last tokens yet: %s", error)
+                # Nothing tells us when the broker is back.
+                time.sleep(_RETRY_SECONDS)
+
+    def _deregister(self, deadline: float) -> bool:
+        try:
+            unread = self._registration.deregister(self._reader.cursor)
+            for entry_id, fields in unread:
+                command = parse_command(entry_id, fields)
+                if command is not None and command.kind is CommandKind.RUN:
+                    self._give_back(command.job_id, command.fence)
+            self._write_all(deadline)
+        except (redis.RedisError, OSError) as error:
+            _log.warning("cannot deregister: %s", error)
+            return False
+        return True
+
+    def _give_back(self, job_id: str, fence: int) -> None:
+        queue = self._loader.queue_of(job_id)
+        if queue is not None:
+            self._releaser.release(Job(job_id, fence, queue, tenant=""))
