@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +14,8 @@ from tidemill.service.runtime import Drain, exit_with_parent
 from tidemill_scheduler.config import parse_arguments
 from tidemill_scheduler.daemon import Daemon
 from tidemill_scheduler.health import Health
+
+_log = logging.getLogger("tidemill_scheduler")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +37,8 @@ def _run(arguments: Sequence[str] | None) -> None:
     with contextlib.ExitStack() as stack:
         drain = stack.enter_context(Drain())
         if config.metrics_port is not None:
-            stack.enter_context(MetricsServer(config.metrics_port, health=health.check))
+            server = MetricsServer(config.metrics_port, health=health.check)
+            _log.info("metrics on port %d", stack.enter_context(server).port)
         asyncio.run(Daemon(config, service.cache_dir, health).run(drain.draining))
 
 

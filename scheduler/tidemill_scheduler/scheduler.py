@@ -109,9 +109,9 @@ class Scheduler:
             self._workers[dispatch.worker_id].drop(dispatch.job.job_id)
 
     def is_runnable(self, now: float) -> bool:
-        """Whether a job waits that some worker has credit for."""
+        """Whether a job waits while a worker for it has nothing to do."""
         return any(
-            len(self._queues[worker.info.model]) and worker.has_credit
+            worker.num_seqs == 0 and len(self._queues[worker.info.model])
             for worker in self._available(now)
         )
 
