@@ -331,7 +331,9 @@ def test_blocks_a_prefill_in_progress_still_needs_are_not_given_away() -> None:
     long, short = add(scheduler, 32, 12)
 
     advance(scheduler)
+    assert list(scheduler.running) == [long]
 
+    advance(scheduler)
     assert list(scheduler.running) == [long]
     assert scheduler.waiting == (short,)
 
@@ -436,6 +438,21 @@ def test_waiting_tokens_are_those_no_prefix_covers() -> None:
 
     advance(scheduler)
     assert scheduler.num_waiting_tokens == 1
+
+
+def test_cached_output_of_an_earlier_attempt_is_no_cached_prompt() -> None:
+    scheduler = make_scheduler()
+    prompt = list(range(6))
+    first = make_seq(prompt, 12)
+    scheduler.add(first)
+    for _ in range(8):
+        advance(scheduler)
+    scheduler.abort(first.seq_id)
+    resumed = make_seq(prompt, 12, output=first.output_ids)
+    scheduler.add(resumed)
+
+    assert shape(advance(scheduler)) == [(resumed.seq_id, 12, 2)]
+    assert resumed.num_cached_tokens == 6
 
 
 def test_a_prompt_without_room_for_output_is_refused() -> None:
