@@ -4,6 +4,8 @@ from tidemill._follow import Chunk
 from tidemill._reads import JobStatus
 from tidemill._request import JobOptions, JobSpec, Prompt, SamplingOptions
 from tidemill._version import __version__
+from tidemill.async_client import AsyncJob, AsyncProducer
+from tidemill.async_stream import AsyncTokenStream
 from tidemill.client import Job, Producer
 from tidemill.protocol.errors import (
     BrokerError,
@@ -41,6 +43,9 @@ from tidemill.status import QueueStatus, Status, WorkerSnapshot
 from tidemill.stream import TokenStream
 
 __all__ = [
+    "AsyncJob",
+    "AsyncProducer",
+    "AsyncTokenStream",
     "BrokerError",
     "BrokerUnavailable",
     "BrokerUnsupported",

@@ -26,15 +26,15 @@ class AsyncLink:
 
     async def call(self, call: Call[R]) -> R:
         """Run one function."""
-        return await self._retrying(lambda: run_async(self.client, call))
+        return await self.retry(lambda: run_async(self.client, call))
 
     async def call_many(self, calls: Sequence[Call[R]]) -> list[R | TidemillError]:
         """Run functions in one round trip; an error takes the place of its call's result."""
-        return await self._retrying(lambda: run_many_async(self.client, calls))
+        return await self.retry(lambda: run_many_async(self.client, calls))
 
     async def read(self, read: Read[R]) -> R:
         """Read once."""
-        return read.parse(await self._retrying(lambda: self._send(read)))
+        return read.parse(await self.retry(lambda: self._send(read)))
 
     async def close(self) -> None:
         """Close every connection."""
@@ -46,7 +46,8 @@ class AsyncLink:
                 pipeline.execute_command(*command)
             return list(await pipeline.execute())
 
-    async def _retrying(self, action: Callable[[], Awaitable[R]]) -> R:
+    async def retry(self, action: Callable[[], Awaitable[R]]) -> R:
+        """Do ``action``, which may be repeated, until the broker answers."""
         patience, may_load = Patience(self._timeout), True
         while True:
             try:

@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import Self
 
 import redis.asyncio
 from redis.asyncio.client import PubSub
@@ -21,11 +20,10 @@ _IDLE_CHANNEL = ShardKeys().token_channel("none")
 
 
 class Subscription:
-    """One reader's messages of one channel; an asynchronous context manager."""
+    """One reader's messages of one channel."""
 
-    def __init__(self, listener: "AsyncListener", channel: str) -> None:
+    def __init__(self, channel: str) -> None:
         self.channel = channel
-        self._listener = listener
         self._pending: deque[Notice] = deque()
         self._arrival = asyncio.Event()
 
@@ -46,13 +44,6 @@ class Subscription:
         self._pending.append(notice)
         self._arrival.set()
 
-    async def __aenter__(self) -> Self:
-        await self._listener.add(self)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._listener.discard(self)
-
 
 class AsyncListener:
     """All channels of one client on one connection; a broken one is replaced."""
@@ -65,27 +56,30 @@ class AsyncListener:
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
-    def listen(self, channel: str) -> Subscription:
-        """Return a subscription that begins when its context is entered."""
-        return Subscription(self, channel)
+    async def listen(self, channel: str) -> Subscription:
+        """Begin to pass the channel's messages to a new reader; it must be discarded again.
 
-    async def add(self, reader: Subscription) -> None:
-        """Begin to pass messages to ``reader``; its first notice is the confirmation."""
-        readers = self._readers.setdefault(reader.channel, [])
+        Its first notice is the confirmation.
+        """
+        reader = Subscription(channel)
+        readers = self._readers.setdefault(channel, [])
         readers.append(reader)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="tidemill-listener")
         elif len(readers) == 1:
-            await self._tell("subscribe", reader.channel)
+            try:
+                await self._tell("subscribe", channel)
+            except BaseException:
+                self._forget(reader)
+                raise
         else:
-            reader.put(Notice(reader.channel))
+            reader.put(Notice(channel))
+        return reader
 
     async def discard(self, reader: Subscription) -> None:
-        """Stop passing messages to ``reader``."""
-        readers = self._readers[reader.channel]
-        readers.remove(reader)
-        if not readers:
-            del self._readers[reader.channel]
+        """Stop passing messages to a reader."""
+        self._forget(reader)
+        if reader.channel not in self._readers:
             await self._tell("unsubscribe", reader.channel)
 
     async def close(self) -> None:
@@ -96,6 +90,12 @@ class AsyncListener:
             with suppress(asyncio.CancelledError):
                 await task
         await self._drop()
+
+    def _forget(self, reader: Subscription) -> None:
+        readers = self._readers[reader.channel]
+        readers.remove(reader)
+        if not readers:
+            del self._readers[reader.channel]
 
     async def _run(self) -> None:
         while True:
@@ -126,9 +126,12 @@ class AsyncListener:
             raise
         async with self._lock:
             self._pubsub = pubsub
-            # Readers that came while the connection was being made.
-            for channel in self._readers.keys() - {name.decode() for name in pubsub.channels}:
+            # Readers came and went while the connection was being made.
+            subscribed = {name.decode() for name in pubsub.channels} - {_IDLE_CHANNEL}
+            for channel in self._readers.keys() - subscribed:
                 await pubsub.subscribe(channel)
+            for channel in subscribed - self._readers.keys():
+                await pubsub.unsubscribe(channel)
         return pubsub
 
     async def _drop(self) -> None:

@@ -26,11 +26,11 @@ class Link:
 
     def call(self, call: Call[R]) -> R:
         """Run one function."""
-        return self._retrying(lambda: run(self.client, call))
+        return self.retry(lambda: run(self.client, call))
 
     def call_many(self, calls: Sequence[Call[R]]) -> list[R | TidemillError]:
         """Run functions in one round trip; an error takes the place of its call's result."""
-        return self._retrying(lambda: run_many(self.client, calls))
+        return self.retry(lambda: run_many(self.client, calls))
 
     def read(self, read: Read[R]) -> R:
         """Read once."""
@@ -38,7 +38,7 @@ class Link:
 
     def read_many(self, reads: Sequence[Read[R]]) -> list[R]:
         """Read many things in one round trip."""
-        replies = self._retrying(lambda: self._send(reads))
+        replies = self.retry(lambda: self._send(reads))
         return [read.parse(reply) for read, reply in zip(reads, replies, strict=True)]
 
     def close(self) -> None:
@@ -53,7 +53,8 @@ class Link:
             replies = iter(pipeline.execute())
         return [[next(replies) for _ in read.commands] for read in reads]
 
-    def _retrying(self, action: Callable[[], R]) -> R:
+    def retry(self, action: Callable[[], R]) -> R:
+        """Do ``action``, which may be repeated, until the broker answers."""
         patience, may_load = Patience(self._timeout), True
         while True:
             try:

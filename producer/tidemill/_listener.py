@@ -2,7 +2,7 @@
 
 import time
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import redis
 from redis.client import PubSub
@@ -28,6 +28,23 @@ class Notice(NamedTuple):
 
 #: Messages of all channels may be missing.
 LOST = Notice("")
+
+
+class Follower(Protocol):
+    """Someone who reads the truth when told to and takes messages otherwise."""
+
+    must_read: bool
+
+    def take_message(self, data: bytes) -> None:
+        """Take one message, which may be late, repeated or out of order."""
+
+
+def pass_on(notice: Notice | None, follower: Follower) -> None:
+    """Tell ``follower`` what came; None, nothing for a while, counts as a hint to read too."""
+    if notice is None or notice.data is None:
+        follower.must_read = True
+    else:
+        follower.take_message(notice.data)
 
 
 def read_notice(message: dict[str, Any] | None) -> Notice | None:

@@ -90,6 +90,7 @@ class Draft:
     model: str | None
     idempotency_key: str
     body_digest: str
+    num_bytes: int
 
     @property
     def has_tokens(self) -> bool:
@@ -125,7 +126,7 @@ def make_draft(prompt: Prompt, options: JobOptions, tenant: str) -> Draft:
     except ValidationError as error:
         raise invalid_request(error) from error
     body = _checked_size(request)
-    return Draft(request, model, key, sha256(body).hexdigest() if key else "-")
+    return Draft(request, model, key, sha256(body).hexdigest() if key else "-", len(body))
 
 
 def one_key_for_many() -> InvalidRequest:

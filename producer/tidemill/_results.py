@@ -6,10 +6,10 @@ from typing import Self
 
 from tidemill._await_result import ResultFollower
 from tidemill._link import Link
-from tidemill._listener import TICK_SECONDS, Listener, Notice
+from tidemill._listener import TICK_SECONDS, Listener, Notice, pass_on
 from tidemill._reads import LogPage, Outcome
 from tidemill.protocol.errors import JobError
-from tidemill.result import Result
+from tidemill.result import Result, outcome_of
 
 #: A wait without an end is cut into waits of so many seconds.
 LONG_SECONDS = 3600.0
@@ -78,11 +78,7 @@ class ResultGroup:
             for follower in self._followers.values():
                 follower.must_read = True
         elif notice.channel in self._followers:
-            follower = self._followers[notice.channel]
-            if notice.data is None:
-                follower.must_read = True
-            else:
-                follower.take_message(notice.data)
+            pass_on(notice, self._followers[notice.channel])
 
     def _forget(self, follower: ResultFollower) -> None:
         del self._followers[follower.channel]
@@ -94,4 +90,4 @@ def _take_reply(follower: ResultFollower, reply: LogPage | Outcome) -> Result | 
         follower.take_reply(reply)
     except JobError as error:
         return error
-    return follower.result
+    return None if follower.result is None else outcome_of(follower.result)

@@ -64,7 +64,7 @@ class Submitter:
     def _tokenizer(self, draft: Draft, card: ModelCard) -> "Tokenizer | None":
         if draft.has_tokens or not HAS_TOKENIZERS:
             return None
-        return self._tokenizers.get(self._link.client, card)
+        return self._link.retry(lambda: self._tokenizers.get(self._link.client, card))
 
     def _salt(self) -> bytes:
         return self._catalogue.salt or self._fetch_salt()

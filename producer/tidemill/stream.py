@@ -7,7 +7,7 @@ from typing import Self
 
 from tidemill._follow import Chunk, TokenFollower
 from tidemill._link import Link
-from tidemill._listener import TICK_SECONDS, Listener
+from tidemill._listener import TICK_SECONDS, Listener, pass_on
 from tidemill.protocol.errors import JobNotFinished
 from tidemill.protocol.messages import JobEnd
 from tidemill.result import failure_of
@@ -30,7 +30,6 @@ class TokenStream(Iterator[Chunk]):
         self._listener = Listener(link.client)
         self._timeout = timeout
         self._taken = self._follower.position
-        self._is_listening = False
 
     @property
     def job_id(self) -> str:
@@ -81,17 +80,11 @@ class TokenStream(Iterator[Chunk]):
         if follower.must_read:
             follower.take_reply(self._link.read(follower.next_read()))
             return
-        if not self._is_listening:
-            self._listener.add(follower.channel)
-            self._is_listening = True
-        notice = self._listener.get(_wait(self.job_id, deadline))
-        if notice is None or notice.data is None:
-            follower.must_read = True
-        else:
-            follower.take_message(notice.data)
+        self._listener.add(follower.channel)
+        pass_on(self._listener.get(wait_seconds(self.job_id, deadline)), follower)
 
 
-def _wait(job_id: str, deadline: float | None) -> float:
+def wait_seconds(job_id: str, deadline: float | None) -> float:
     """Return how long to wait for a message; raises ``JobNotFinished`` if time is up."""
     if deadline is None:
         return TICK_SECONDS

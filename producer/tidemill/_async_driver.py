@@ -1,0 +1,35 @@
+"""Feeds a follower from the log and the channel of its job, on an event loop."""
+
+from tidemill._async_link import AsyncLink
+from tidemill._async_listener import AsyncListener, Subscription
+from tidemill._await_result import ResultFollower
+from tidemill._follow import TokenFollower
+from tidemill._listener import pass_on
+
+
+class AsyncDriver:
+    """Does the I/O of one follower; to be closed by the task that uses it."""
+
+    def __init__(
+        self, link: AsyncLink, listener: AsyncListener, follower: TokenFollower | ResultFollower
+    ) -> None:
+        self._link = link
+        self._listener = listener
+        self._follower = follower
+        self._subscription: Subscription | None = None
+
+    async def advance(self, timeout: float) -> None:
+        """Read if that is due, else wait ``timeout`` seconds at most for a message."""
+        follower = self._follower
+        if follower.must_read:
+            follower.take_reply(await self._link.read(follower.next_read()))
+            return
+        if self._subscription is None:
+            self._subscription = await self._listener.listen(follower.channel)
+        pass_on(await self._subscription.get(timeout), follower)
+
+    async def close(self) -> None:
+        """Stop listening; to advance again starts it again."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await self._listener.discard(subscription)

@@ -1,0 +1,96 @@
+"""The asynchronous twin of ``tidemill._submitter``."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tidemill._async_link import AsyncLink
+from tidemill._catalogue import SALT_BYTES, Catalogue
+from tidemill._endpoint import Endpoint
+from tidemill._patience import SaltMissing
+from tidemill._reads import live_workers, model_card, model_names, models_of
+from tidemill._request import Draft, JobSpec, choose_model, make_draft, make_job, unknown_model
+from tidemill.protocol import calls
+from tidemill.protocol.calls import NewJob, Submitted
+from tidemill.protocol.errors import InvalidRequest, TidemillError
+from tidemill.protocol.ids import new_job_id
+from tidemill.protocol.messages import ModelCard
+from tidemill.service.tokenizer_cache import HAS_TOKENIZERS, AsyncRedisTokenizers, TokenizerStore
+
+if TYPE_CHECKING:  # the SDK works without the tokenizer extra
+    from tidemill.service.tokenizer import Tokenizer
+
+#: From this size on, tokenising and hashing would hold up the event loop for milliseconds.
+_LONG_BYTES = 16 * 1024
+
+
+class AsyncSubmitter:
+    """Submits the jobs of one client."""
+
+    def __init__(self, link: AsyncLink, endpoint: Endpoint) -> None:
+        self._link = link
+        self._endpoint = endpoint
+        self._catalogue = Catalogue()
+        self._tokenizers = AsyncRedisTokenizers(endpoint.keys, TokenizerStore(endpoint.cache_dir))
+
+    async def submit_many(self, specs: Sequence[JobSpec]) -> list[Submitted | TidemillError]:
+        """Queue jobs in one round trip; an error takes the place of a refused job's receipt."""
+        # The ids are chosen once, so that a retry after a lost reply finds the accepted job.
+        jobs = [await self._make_job(spec) for spec in specs]
+        valid = [job for job in jobs if isinstance(job, NewJob)]
+        submits = [calls.submit(self._endpoint.keys, job) for job in valid]
+        try:
+            receipts = await self._link.call_many(submits)
+        except SaltMissing:
+            await self._fetch_salt()
+            receipts = await self._link.call_many(submits)
+        replies = iter(receipts)
+        return [next(replies) if isinstance(job, NewJob) else job for job in jobs]
+
+    async def card(self, name: str | None) -> ModelCard:
+        """Return a model's card, of the only model if ``name`` is None; raises ``UnknownModel``."""
+        card = self._catalogue.card(name)
+        if card is None:
+            card = await self._read_card(name or choose_model(await self._served_models()))
+            self._catalogue.remember(name, card)
+        return card
+
+    async def _make_job(self, spec: JobSpec) -> NewJob | InvalidRequest:
+        try:
+            draft = make_draft(spec.prompt, spec.options, self._endpoint.tenant)
+            card = await self.card(draft.model)
+            salt, tokenizer = await self._salt(), await self._tokenizer(draft, card)
+            job_id = new_job_id(self._endpoint.keys.shard)
+            if draft.num_bytes < _LONG_BYTES:
+                return make_job(job_id, draft, card, salt, tokenizer)
+            return await asyncio.to_thread(make_job, job_id, draft, card, salt, tokenizer)
+        except InvalidRequest as error:
+            return error
+
+    async def _tokenizer(self, draft: Draft, card: ModelCard) -> "Tokenizer | None":
+        if draft.has_tokens or not HAS_TOKENIZERS:
+            return None
+        return await self._link.retry(lambda: self._tokenizers.get(self._link.client, card))
+
+    async def _salt(self) -> bytes:
+        return self._catalogue.salt or await self._fetch_salt()
+
+    async def _fetch_salt(self) -> bytes:
+        keys, tenant = self._endpoint.keys, self._endpoint.tenant
+        salt = await self._link.call(calls.salt(keys, tenant=tenant, random=os.urandom(SALT_BYTES)))
+        self._catalogue.salt = salt
+        return salt
+
+    async def _read_card(self, name: str) -> ModelCard:
+        keys = self._endpoint.keys
+        card = await self._link.read(model_card(keys, name))
+        if card is None:
+            raise unknown_model(name, await self._link.read(model_names(keys)))
+        return card
+
+    async def _served_models(self) -> Sequence[str]:
+        # Models of live workers go first: the cards of yesterday's are still there.
+        keys = self._endpoint.keys
+        served = await self._link.read(models_of(keys, await self._link.read(live_workers(keys))))
+        return served or await self._link.read(model_names(keys))

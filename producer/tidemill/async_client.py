@@ -1,0 +1,267 @@
+"""The asynchronous twin of ``tidemill.client``."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self, Unpack, overload
+
+from tidemill._async_bulk import AsyncBulk, Items
+from tidemill._async_driver import AsyncDriver
+from tidemill._async_link import AsyncLink
+from tidemill._async_listener import AsyncListener
+from tidemill._async_submitter import AsyncSubmitter
+from tidemill._await_result import ResultFollower
+from tidemill._cancel import cancel_call, final_state
+from tidemill._endpoint import find_endpoint
+from tidemill._listener import TICK_SECONDS
+from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
+from tidemill._reads import JobStatus, job_status, location
+from tidemill._request import JobOptions, JobSpec, Prompt, SamplingOptions, one_key_for_many
+from tidemill._window import Window
+from tidemill.async_stream import AsyncTokenStream
+from tidemill.protocol.errors import BrokerError, JobError, JobNotFinished, TidemillError
+from tidemill.protocol.keys import keys_of
+from tidemill.protocol.messages import ModelCard, SamplingParams
+from tidemill.protocol.states import JobState
+from tidemill.result import Result, not_found, outcome_of
+from tidemill.status import Status, details, overview
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncJob:
+    """A name for one job of an ``AsyncProducer``; see ``Job``."""
+
+    producer: "AsyncProducer"
+    id: str
+    is_new: bool = False
+
+    def stream(self, *, after: str | int = 0, timeout: float | None = None) -> AsyncTokenStream:
+        """Iterate over the output as it comes; see ``Producer.stream``."""
+        return self.producer.stream(self.id, after=after, timeout=timeout)
+
+    async def result(self, timeout: float | None = None) -> Result:
+        """Wait for the whole output; see ``Producer.result``."""
+        return await self.producer.result(self.id, timeout)
+
+    async def cancel(self) -> JobState:
+        """End the job now; see ``Producer.cancel``."""
+        return await self.producer.cancel(self.id)
+
+    async def status(self) -> JobStatus:
+        """Look at the job once; see ``Producer.job_status``."""
+        return await self.producer.job_status(self.id)
+
+
+class AsyncProducer:
+    """Submits jobs for one tenant and follows them, all on one subscribed connection.
+
+    ``url`` defaults to ``TIDEMILL_REDIS_URL``, then to the embedded server's address.  Every call
+    raises ``BrokerUnavailable`` if the broker stays away for ``timeout`` seconds.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        tenant: str = "default",
+        shard: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> None:
+        endpoint = find_endpoint(url, tenant, shard)
+        self._keys = endpoint.keys
+        self._link = AsyncLink(endpoint.url, timeout)
+        self._listener = AsyncListener(self._link.client)
+        self._submitter = AsyncSubmitter(self._link, endpoint)
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        *,
+        model: str | None = None,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        idempotency_key: str | None = None,
+        cache_salt: str | None = None,
+        stream: bool = True,
+        **sampling: Unpack[SamplingOptions],
+    ) -> AsyncJob:
+        """Queue one job; its prompt is text, token ids or the messages of a conversation.
+
+        ``model`` may be left out while only one is served.  ``sampling`` takes the fields of
+        ``SamplingParams``, such as ``max_tokens``, and goes before ``params``.  A lower
+        ``priority`` runs sooner.  The same ``idempotency_key`` always gets the same job, so a call
+        that raised ``BrokerUnavailable`` may be made again.  ``stream=False`` saves the broker work
+        if only the result is wanted.
+
+        Raises ``InvalidRequest`` (``UnknownModel``, ``IdempotencyConflict``), ``QueueFull``.
+        """
+        options: JobOptions = {
+            "model": model,
+            "params": params,
+            "priority": priority,
+            "idempotency_key": idempotency_key,
+            "cache_salt": cache_salt,
+            "stream": stream,
+            **sampling,
+        }
+        [job] = await self.submit_many([JobSpec(prompt, **options)])
+        if isinstance(job, TidemillError):
+            raise job
+        return job
+
+    async def submit_many(
+        self, items: Iterable[Prompt | JobSpec], **options: Unpack[JobOptions]
+    ) -> list[AsyncJob | TidemillError]:
+        """Queue jobs in one round trip; an error takes the place of a refused job.
+
+        ``options`` are those of ``submit``; an item that is a ``JobSpec`` has its own besides.
+        """
+        receipts = await self._submitter.submit_many([JobSpec.of(item, options) for item in items])
+        return [
+            receipt
+            if isinstance(receipt, TidemillError)
+            else AsyncJob(self, receipt.job_id, receipt.created)
+            for receipt in receipts
+        ]
+
+    def job(self, job_id: str) -> AsyncJob:
+        """Return a handle of a job submitted earlier, here or elsewhere; asks nobody."""
+        return AsyncJob(self, job_id)
+
+    def stream(
+        self, job_id: str, *, after: str | int = 0, timeout: float | None = None
+    ) -> AsyncTokenStream:
+        """Iterate over a job's output, from the start or ``after`` an event id or token count."""
+        return AsyncTokenStream(self._link, self._listener, job_id, after=after, timeout=timeout)
+
+    async def result(self, job_id: str, timeout: float | None = None) -> Result:
+        """Wait for a job's whole output.
+
+        Raises ``JobFailed`` and ``JobCancelled``, which carry the partial result, ``JobNotFound``,
+        or ``JobNotFinished`` after ``timeout`` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                outcome = outcome_of(await self._await_result(job_id))
+        except TimeoutError as error:
+            raise JobNotFinished(f"{job_id} is not finished yet", job_id=job_id) from error
+        if isinstance(outcome, JobError):
+            raise outcome
+        return outcome
+
+    async def _await_result(self, job_id: str) -> Result:
+        follower = ResultFollower(job_id)
+        driver = AsyncDriver(self._link, self._listener, follower)
+        try:
+            while follower.result is None:
+                await driver.advance(TICK_SECONDS)
+            return follower.result
+        finally:
+            await driver.close()
+
+    async def cancel(self, job_id: str) -> JobState:
+        """End a job now and return its final state: another one if it had ended before.
+
+        What it produced so far is kept.  Raises ``JobNotFound``.
+        """
+        while True:
+            where = await self._link.read(location(keys_of(job_id), job_id))
+            state = final_state(job_id, await self._link.call(cancel_call(job_id, where)))
+            if state is not None:
+                return state
+
+    @overload
+    def map(
+        self,
+        items: Items,
+        *,
+        max_in_flight: int = ...,
+        ordered: bool = ...,
+        return_exceptions: Literal[False] = ...,
+        **options: Unpack[JobOptions],
+    ) -> AsyncIterator[Result]: ...
+
+    @overload
+    def map(
+        self,
+        items: Items,
+        *,
+        max_in_flight: int = ...,
+        ordered: bool = ...,
+        return_exceptions: bool,
+        **options: Unpack[JobOptions],
+    ) -> AsyncIterator[Result | TidemillError]: ...
+
+    def map(
+        self,
+        items: Items,
+        *,
+        max_in_flight: int = 64,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+        **options: Unpack[JobOptions],
+    ) -> AsyncIterator[Result | TidemillError]:
+        """Run a job for each item and iterate over the results, in the items' order or as they end.
+
+        At most ``max_in_flight`` jobs are unfinished at once, and ``items`` is read no faster than
+        that; a full queue is waited for.  The first error is raised, and the jobs still in flight
+        are cancelled then, or when the iterator is closed; with ``return_exceptions`` each error
+        takes the place of its result instead.
+        """
+        if options.get("idempotency_key") is not None:
+            raise one_key_for_many()
+        window: Window[Result | TidemillError] = Window(max_in_flight, ordered=ordered)
+        common: JobOptions = {"stream": False, **options}
+        bulk = AsyncBulk(self._submitter, self.result, items, common, window)
+        return self._run(bulk, return_exceptions)
+
+    async def _run(
+        self, bulk: AsyncBulk, return_exceptions: bool
+    ) -> AsyncIterator[Result | TidemillError]:
+        try:
+            async with aclosing(bulk.run()) as outcomes:
+                async for outcome in outcomes:
+                    if isinstance(outcome, TidemillError) and not return_exceptions:
+                        raise outcome
+                    yield outcome
+        except BrokerError:
+            raise
+        except BaseException:
+            for job_id in bulk.in_flight:
+                await self.cancel(job_id)
+            raise
+
+    async def job_status(self, job_id: str) -> JobStatus:
+        """Look at a job once; raises ``JobNotFound``."""
+        found = await self._link.read(job_status(keys_of(job_id), job_id))
+        if found is None:
+            raise not_found(job_id)
+        return found
+
+    async def model(self, name: str | None = None) -> ModelCard:
+        """Return the card of a served model, of the only one by default."""
+        return await self._submitter.card(name)
+
+    async def status(self) -> Status:
+        """Look at the shard: queues, workers, models."""
+        return await self._link.read(
+            details(self._keys, await self._link.read(overview(self._keys)))
+        )
+
+    async def close(self) -> None:
+        """Close the connections; jobs go on."""
+        await self._listener.close()
+        await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,76 @@
+"""The asynchronous twin of ``tidemill.stream``."""
+
+import time
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+from tidemill._async_driver import AsyncDriver
+from tidemill._async_link import AsyncLink
+from tidemill._async_listener import AsyncListener
+from tidemill._follow import Chunk, TokenFollower
+from tidemill.protocol.messages import JobEnd
+from tidemill.result import failure_of
+from tidemill.stream import wait_seconds
+
+
+class AsyncTokenStream(AsyncIterator[Chunk]):
+    """Iterates over the chunks of one job's output; ends, raises and resumes as its twin does.
+
+    All streams of a client share one connection.  Belongs to one task.
+    """
+
+    def __init__(
+        self,
+        link: AsyncLink,
+        listener: AsyncListener,
+        job_id: str,
+        *,
+        after: str | int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        self._follower = TokenFollower(job_id, after)
+        self._driver = AsyncDriver(link, listener, self._follower)
+        self._timeout = timeout
+        self._taken = self._follower.position
+
+    @property
+    def job_id(self) -> str:
+        """The job whose tokens these are."""
+        return self._follower.job_id
+
+    @property
+    def position(self) -> int:
+        """Number of tokens up to the end of the last chunk taken."""
+        return self._taken
+
+    @property
+    def end(self) -> JobEnd | None:
+        """How the job ended; None before the stream's end."""
+        return None if self._follower.ready else self._follower.end
+
+    async def close(self) -> None:
+        """Stop listening; iterating on would start it again."""
+        await self._driver.close()
+
+    async def __anext__(self) -> Chunk:
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while not self._follower.ready:
+            if self._follower.end is not None:
+                await self.close()
+                raise failure_of(self.job_id, self._follower.end) or StopAsyncIteration
+            await self._driver.advance(wait_seconds(self.job_id, deadline))
+        chunk = self._follower.ready.popleft()
+        self._taken = chunk.end
+        return chunk
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

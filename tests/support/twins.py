@@ -1,0 +1,161 @@
+"""One face for both clients, so that every test of the SDK runs against each of them."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from tidemill import (
+    AsyncProducer,
+    AsyncTokenStream,
+    Chunk,
+    JobEnd,
+    JobState,
+    JobStatus,
+    Producer,
+    Result,
+    Status,
+)
+
+T = TypeVar("T")
+
+
+class Stream(Protocol):
+    """What both kinds of token stream are for a test."""
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def end(self) -> JobEnd | None: ...
+
+    def __iter__(self) -> Iterator[Chunk]: ...
+
+    def __next__(self) -> Chunk: ...
+
+    def close(self) -> object: ...
+
+
+class Twin(Protocol):
+    """What both kinds of producer are for a test."""
+
+    def submit(self, prompt: Any, **options: Any) -> Any: ...
+
+    def submit_many(self, items: Any, **options: Any) -> list[Any]: ...
+
+    def stream(self, job_id: str, **options: Any) -> Stream: ...
+
+    def result(self, job_id: str, timeout: float | None = None) -> Result: ...
+
+    def cancel(self, job_id: str) -> JobState: ...
+
+    def map(self, items: Any, **options: Any) -> Iterator[Any]: ...
+
+    def job_status(self, job_id: str) -> JobStatus: ...
+
+    def status(self) -> Status: ...
+
+    def close(self) -> object: ...
+
+
+class LoopThread:
+    """An event loop on a thread of its own; runs coroutines for other threads."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run one coroutine to its end."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+
+    def close(self) -> None:
+        """End the loop; fails if a task is still there."""
+        left = self.run(self._leftovers())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        assert not left, left
+
+    async def _leftovers(self) -> list[str]:
+        await self._loop.shutdown_asyncgens()
+        me = asyncio.current_task()
+        return [str(task) for task in asyncio.all_tasks() if task is not me]
+
+
+class AsyncTwin:
+    """An ``AsyncProducer`` driven from a test's thread."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._thread = LoopThread()
+        try:
+            self.producer = self._thread.run(self._make(*args, **options))
+        except BaseException:
+            self._thread.close()
+            raise
+
+    async def _make(self, *args: Any, **options: Any) -> AsyncProducer:
+        return AsyncProducer(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.producer, name)
+        return lambda *args, **options: self._thread.run(method(*args, **options))
+
+    def stream(self, job_id: str, **options: Any) -> "_StreamTwin":
+        return _StreamTwin(self._thread, self.producer.stream(job_id, **options))
+
+    def map(self, items: Any, **options: Any) -> Iterator[Any]:
+        results: Any = self.producer.map(items, **options)
+        try:
+            while True:
+                yield self._thread.run(anext(results))
+        except StopAsyncIteration:
+            return
+        finally:
+            self._thread.run(results.aclose())
+
+    def close(self) -> None:
+        self._thread.run(self.producer.close())
+        self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _StreamTwin:
+    def __init__(self, thread: LoopThread, stream: AsyncTokenStream) -> None:
+        self._thread = thread
+        self._stream = stream
+
+    @property
+    def position(self) -> int:
+        return self._stream.position
+
+    @property
+    def end(self) -> JobEnd | None:
+        return self._stream.end
+
+    def close(self) -> None:
+        self._thread.run(self._stream.close())
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        try:
+            return self._thread.run(self._stream.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+TWINS: dict[str, Any] = {"sync": Producer, "async": AsyncTwin}
