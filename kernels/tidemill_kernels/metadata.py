@@ -14,7 +14,8 @@ class AttentionMetadata:
     positions up to its own.
 
     Attributes:
-        block_tables: int32 [num_seqs, max_blocks]; unused entries may hold anything.
+        block_tables: int32 [num_seqs, max_blocks]; unused entries may hold anything. On a GPU,
+            make max_blocks a multiple of 16: block ids then load four at a time.
         seq_lens: int32 [num_seqs]; tokens in the cache, the new ones included.
         cu_seqlens_q: int32 [num_seqs + 1]; running sum of query lengths, from 0.
         max_seqlen_q: the largest query length.

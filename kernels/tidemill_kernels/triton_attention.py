@@ -4,7 +4,6 @@ import math
 from functools import cache
 
 import torch
-import triton
 
 from tidemill_kernels.checks import check_attention, check_cache_write
 from tidemill_kernels.metadata import AttentionMetadata
@@ -14,6 +13,7 @@ from tidemill_kernels.triton_prefill import prefill_kernel
 from tidemill_kernels.triton_tuning import (
     BLOCK_SIZES,
     MAX_HEAD_DIM,
+    Geometry,
     choose_num_splits,
     decode_shape,
     next_power_of_2,
@@ -91,30 +91,23 @@ def decode(
     num_splits: int,
 ) -> None:
     """Write the rows of the decodes, each split into `num_splits` (a power of two) programs."""
-    num_heads, head_dim = query.shape[1:]
-    kv_heads, block_size = key_cache.shape[1:3]
-    shape = decode_shape(num_heads // kv_heads, head_dim, query.element_size())
-    dim_padded = padded_dim(head_dim)
+    num_heads, kv_heads = query.shape[1], key_cache.shape[1]
+    geometry = _geometry(query, key_cache)
+    shape = decode_shape(geometry)
+    dim_padded = geometry.dim_padded
     partials = _partials(metadata.num_decodes, num_heads, num_splits, dim_padded, query.device)
     decode_kernel[(metadata.num_decodes, kv_heads, num_splits)](
         *(out, *partials, query, key_cache, value_cache),
         *(metadata.block_tables, metadata.seq_lens, scale * _LOG2_E),
         *_strides(out, query, key_cache, metadata),
-        GROUP=num_heads // kv_heads,
-        HEAD_DIM=head_dim,
-        DIM_PADDED=dim_padded,
-        BLOCK_SIZE=block_size,
-        BLOCK_M=shape.block_m,
-        TILE=shape.tile,
         NUM_SPLITS=num_splits,
-        ALIGN=_alignment(key_cache),
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        **shape.constants(geometry),
+        **shape.options(),
     )
     if num_splits > 1:
         reduce_kernel[(metadata.num_decodes, num_heads)](
             *(out, *partials, *out.stride()[:2]),
-            HEAD_DIM=head_dim,
+            HEAD_DIM=geometry.head_dim,
             DIM_PADDED=dim_padded,
             NUM_SPLITS=num_splits,
         )
@@ -129,29 +122,20 @@ def prefill(
     scale: float,
 ) -> None:
     """Write the rows of the prefill chunks."""
-    num_tokens, num_heads, head_dim = query.shape
-    kv_heads, block_size = key_cache.shape[1:3]
-    group_size = num_heads // kv_heads
-    shape = prefill_shape(group_size, head_dim, query.element_size())
-    block_q = shape.block_m // group_size
+    geometry = _geometry(query, key_cache)
+    shape = prefill_shape(geometry)
+    block_q = shape.block_m // geometry.group_size
     num_decodes, num_seqs = metadata.num_decodes, metadata.num_seqs
     # An upper bound that needs no lengths; programs past the last query block return at once.
-    num_blocks = (num_tokens - num_decodes) // block_q + num_seqs - num_decodes
-    prefill_kernel[(num_blocks, kv_heads)](
+    num_blocks = (query.shape[0] - num_decodes) // block_q + num_seqs - num_decodes
+    prefill_kernel[(num_blocks, key_cache.shape[1])](
         *(out, query, key_cache, value_cache),
         *(metadata.block_tables, metadata.seq_lens, metadata.cu_seqlens_q),
         *(num_decodes, num_seqs, scale * _LOG2_E),
         *_strides(out, query, key_cache, metadata),
-        GROUP=group_size,
-        HEAD_DIM=head_dim,
-        DIM_PADDED=padded_dim(head_dim),
-        BLOCK_SIZE=block_size,
-        BLOCK_M=shape.block_m,
         BLOCK_Q=block_q,
-        TILE=shape.tile,
-        ALIGN=_alignment(key_cache),
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        **shape.constants(geometry),
+        **shape.options(),
     )
 
 
@@ -165,13 +149,21 @@ def _check_cache(key_cache: torch.Tensor) -> None:
         raise ValueError(f"cache is {key_cache.dtype}: Triton kernels take float32, 16-bit floats")
 
 
+def _geometry(query: torch.Tensor, key_cache: torch.Tensor) -> Geometry:
+    return Geometry(
+        group_size=query.shape[1] // key_cache.shape[1],
+        head_dim=key_cache.shape[3],
+        element_size=key_cache.element_size(),
+        block_size=key_cache.shape[2],
+        alignment=math.gcd(16, key_cache.stride(0), key_cache.stride(2)),
+    )
+
+
 def _num_splits(query: torch.Tensor, key_cache: torch.Tensor, metadata: AttentionMetadata) -> int:
-    num_heads, head_dim = query.shape[1:]
-    kv_heads = key_cache.shape[1]
-    tile = decode_shape(num_heads // kv_heads, head_dim, query.element_size()).tile
-    max_tiles = triton.cdiv(metadata.max_seq_len, tile)
+    tile = decode_shape(_geometry(query, key_cache)).tile
+    max_tiles = -(-metadata.max_seq_len // tile)
     num_sms = _num_multiprocessors(query.device)
-    return choose_num_splits(metadata.num_decodes, kv_heads, max_tiles, num_sms)
+    return choose_num_splits(metadata.num_decodes, key_cache.shape[1], max_tiles, num_sms)
 
 
 @cache
@@ -199,8 +191,3 @@ def _strides(
         metadata.block_tables.stride(0),
         *key_cache.stride()[:3],
     )
-
-
-def _alignment(key_cache: torch.Tensor) -> int:
-    # The power of two, 16 at most, that divides the offset of every cached token.
-    return math.gcd(16, key_cache.stride(0), key_cache.stride(2))

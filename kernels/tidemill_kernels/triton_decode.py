@@ -93,6 +93,7 @@ def decode_kernel(
             ALIGN,
             MASKED=False,
         )
+    # A loop, not an if: loops are pipelined, which needs far fewer registers here.
     for tile in range(tl.maximum(first, full), last):
         acc, row_max, row_sum = attend_tile(
             acc,
