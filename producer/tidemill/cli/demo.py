@@ -72,7 +72,7 @@ def _silence(_line: str) -> None:
 def _run(stack: Stack, console: Console, *, max_tokens: int, kill_worker: bool) -> None:
     console.print(
         f"[bold]Broker[/] durability {stack.durability} · "
-        f"[bold]workers[/] {len(stack.worker_pids())} · streaming live\n"
+        f"[bold]workers[/] {len(stack.pids('worker'))} · streaming live\n"
     )
     killer = Killer(stack) if kill_worker else None
     run = DemoRun(stack.url, max_tokens=max_tokens, killer=killer)

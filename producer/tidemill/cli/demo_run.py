@@ -1,6 +1,8 @@
 """The demo's work: submit, follow every stream, check that each is whole."""
 
 import asyncio
+import os
+import signal
 import time
 from dataclasses import dataclass, field
 
@@ -54,10 +56,10 @@ class Killer:
 
     def check(self, num_tokens: int) -> None:
         """Kill once it is time."""
-        pids = self._stack.worker_pids()
+        pids = self._stack.pids("worker")
         if self.killed_pid is None and num_tokens >= self._after_tokens and pids:
             self.killed_pid, self.tokens_then = pids[0], num_tokens
-            self._stack.kill(pids[0])
+            os.kill(pids[0], signal.SIGKILL)
 
 
 class DemoRun:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import redis
 
@@ -18,6 +18,7 @@ from tidemill.protocol.errors import BrokerError, ConfigError
 from tidemill.protocol.functions import ensure_library
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.broker import BrokerHandle, resolve_broker
+from tidemill.service.fsync_probe import FsyncPolicy
 from tidemill.service.redis import connect
 from tidemill.service.runtime import ParentLink, StopSignal
 
@@ -42,6 +43,7 @@ class StackOptions:
     redis_url: str | None
     data_dir: Path
     port: int | None = None
+    fsync: FsyncPolicy | Literal["auto"] = "auto"
     shard: str = "00"
     num_workers: int = 1
     worker_args: tuple[str, ...] = ()
@@ -110,18 +112,14 @@ class Stack:
         assert self._broker is not None, "the stack is not started"
         return self._broker.durability
 
-    def worker_pids(self) -> list[int]:
-        """Process ids of the workers that run now."""
+    def pids(self, kind: str) -> list[int]:
+        """Process ids of the living ``worker``, ``scheduler`` or (own) ``broker`` processes."""
+        if kind == "broker":
+            embedded = self._broker.embedded if self._broker else None
+            return [embedded.pid] if embedded and embedded.is_running else []
         with self._lock:
-            children = dict(self._children)
-        return [c.pid for name, c in sorted(children.items()) if name.startswith("worker")]
-
-    def kill(self, pid: int) -> None:
-        """End one of the stack's processes with SIGKILL; it is started again."""
-        with self._lock:
-            children = [child for child in self._children.values() if child.pid == pid]
-        for child in children:
-            child.kill()
+            children = [c for name, c in sorted(self._children.items()) if name.startswith(kind)]
+        return [child.pid for child in children if child.exit_status is None]
 
     def __enter__(self) -> Self:
         try:
@@ -164,7 +162,9 @@ class Stack:
 
     def _start(self) -> None:
         options = self._options
-        self._broker = resolve_broker(options.redis_url, options.data_dir, options.port)
+        self._broker = resolve_broker(
+            options.redis_url, options.data_dir, options.port, fsync=options.fsync
+        )
         with connect(self.url) as client:
             ensure_library(client)
         for spec in self._specs():
@@ -175,8 +175,8 @@ class Stack:
 
     def _specs(self) -> list[ChildSpec]:
         options = self._options
-        environment = dict(options.environment)
-        common = ("--redis-url", self.url, "--shard", options.shard)
+        environment = {**dict(options.environment), "TIDEMILL_SHARD": options.shard}
+        common = ("--redis-url", self.url)
         scheduler = ChildSpec(
             "scheduler", "tidemill_scheduler", (*common, *options.scheduler_args), environment
         )

@@ -1,0 +1,28 @@
+"""``tidemill demo``, as a stranger runs it."""
+
+from pathlib import Path
+
+import pytest
+
+from support.processes import sandbox
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(200)]
+
+
+def test_the_demo_answers_a_dozen_prompts_and_shows_a_table(
+    demo_model_dir: Path, tmp_path: Path
+) -> None:
+    with sandbox(tmp_path) as box:
+        done = box.run("demo", "--max-tokens", "24", timeout_seconds=150)
+    assert done.status == 0, done.stderr
+    for expected in ("capital of France", "Paris", "first token", "tokens/s", "hit)", "0 problems"):
+        assert expected in done.stdout
+
+
+def test_killing_the_worker_leaves_the_demos_streams_whole(
+    demo_model_dir: Path, tmp_path: Path
+) -> None:
+    with sandbox(tmp_path) as box:
+        done = box.run("demo", "--max-tokens", "40", "--kill-worker", timeout_seconds=150)
+    assert done.status == 0, done.stderr
+    assert "was killed after" in " ".join(done.stdout.split())
