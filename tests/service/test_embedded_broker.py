@@ -220,6 +220,7 @@ def test_a_frozen_server_is_killed_after_the_grace_period(
     os.kill(pid, signal.SIGSTOP)
     broker.stop()
     assert is_gone(pid)
+    assert not broker.settings.socket_path.exists()
 
 
 @pytest.mark.parametrize("port_wanted", [False, True])

@@ -7,7 +7,8 @@ Standard input is a pipe whose only writer is the launcher and which is never wr
 kernel closes it however the launcher ends, SIGKILL included, and the end-of-file is the signal.
 ``PR_SET_PDEATHSIG`` set by the launcher would not do, because it fires when the *thread* that
 forked ends; launchers start servers from pool threads. Between this process and the server it is
-right: there is one thread, and it covers the case that the watcher itself is killed.
+right: there is one thread, and it covers the case that the watcher itself is killed. Then the
+server gets SIGKILL, so that whoever sees the watcher gone may start the next server at once.
 """
 
 import ctypes
@@ -30,7 +31,7 @@ def _die_with_watcher() -> Callable[[], None] | None:
     watcher = os.getpid()
 
     def in_child() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != watcher:
             os._exit(1)
 

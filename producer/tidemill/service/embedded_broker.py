@@ -110,8 +110,9 @@ class EmbeddedBroker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the server process lives."""
-        return self._process is not None and not self._process.has_exited()
+        """Whether the server lives and has finished starting."""
+        process = self._process
+        return self._info is not None and process is not None and not process.has_exited()
 
     def restart(self) -> None:
         """Start a server that died again on the same data; a live one is stopped first."""
