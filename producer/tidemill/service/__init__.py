@@ -1,1 +1,1 @@
-"""What every process shares: configuration, Redis, broker, metrics, logging, shutdown."""
+"""What every process shares: settings, the broker, logs, metrics, tokenizers and its own end."""
