@@ -39,8 +39,8 @@ def make_kv_cache(
     shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
     layers = range(config.num_layers)
     return KVCache(
-        keys=tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in layers),
-        values=tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in layers),
+        keys=tuple(torch.empty(shape, dtype=dtype, device=device) for _ in layers),
+        values=tuple(torch.empty(shape, dtype=dtype, device=device) for _ in layers),
     )
 
 
