@@ -35,16 +35,6 @@ class Claim:
     extra_keys: ExtraKeys
     written: tuple[TokenChunk, ...] = ()
 
-    @property
-    def resumed_ids(self) -> list[int]:
-        """Tokens that earlier attempts generated and published."""
-        return [token for chunk in self.written for token in chunk.ids]
-
-    @property
-    def num_published_chars(self) -> int:
-        """Length of the text that earlier attempts published."""
-        return sum(len(chunk.text) for chunk in self.written)
-
 
 @dataclass(frozen=True, slots=True)
 class Refusal:

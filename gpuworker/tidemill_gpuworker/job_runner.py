@@ -110,7 +110,7 @@ class JobRunner:
         if output.finish is not None:
             end = JobEnd(
                 state=JobState.DONE,
-                finish_reason=output.finish.reason,
+                finish_reason=str(output.finish.reason),
                 stop_reason=output.finish.stop_reason,
                 usage=_usage(output.seq),
             )
@@ -179,6 +179,7 @@ def _sequence(claim: Claim, generated: Generated) -> Sequence:
         priority=claim.request.priority,
         output_ids=generated.ids,
         num_resumed_tokens=len(generated.ids),
+        num_published_chars=generated.num_chars,
     )
 
 

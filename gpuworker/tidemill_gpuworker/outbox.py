@@ -147,8 +147,7 @@ class Outbox:
                 num_repaired += 1
                 if not self._repair(write.item, reply, now):
                     lost.append(job)
-            elif write.end is not None and reply.state == write.end.state:
-                # Also when it was not accepted: the reply to an earlier try may have been lost.
+            elif _is_finished(write, reply):
                 closed.append(job)
             elif not reply.owned:
                 lost.append(job)
@@ -200,3 +199,8 @@ def _write(item: Outgoing) -> Write:
     chunk = item.buffer.next_chunk(MAX_CHUNK_TOKENS)
     is_last = chunk.end == item.buffer.num_tokens
     return Write(item, chunk, item.end if is_last else None)
+
+
+def _is_finished(write: Write, reply: Written) -> bool:
+    # A refused end that is there already is ours: the reply to an earlier try was lost.
+    return write.end is not None and (reply.accepted or reply.state == write.end.state)

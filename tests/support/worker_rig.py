@@ -187,6 +187,11 @@ class Rig:
         """The worker's id."""
         return self.info.worker_id
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the worker has ended."""
+        return not self._thread.is_alive()
+
     def start(self) -> None:
         """Start the worker and wait until it takes jobs."""
         self._thread.start()
@@ -197,6 +202,20 @@ class Rig:
         self.runner.run_free()
         self.drain.request()
         self.join()
+
+    def begin_drain(self) -> None:
+        """Ask for a drain and let the engine step until the worker says that it drains."""
+        self.drain.request()
+        self.step_until(lambda: self.last_status().draining)
+
+    def step_until(self, predicate: Callable[[], bool]) -> None:
+        """Let the engine make one step after the other until something holds."""
+
+        def holds() -> bool:
+            self.runner.allow(1)
+            return predicate()
+
+        wait_until(holds)
 
     def join(self) -> None:
         """Wait until the worker has left."""

@@ -1,0 +1,103 @@
+"""What a worker reads of a job before it runs it."""
+
+import hashlib
+
+import pytest
+import redis
+
+from support import shard
+from support.shard import KEYS
+from support.worker_rig import make_card, make_request, make_tokenizer, submit
+from tidemill.protocol.messages import CommandKind, SamplingParams
+from tidemill.service.prompt import extra_keys
+from tidemill_gpuworker.claims import Claim, ClaimLoader, Refusal, seed_of
+from tidemill_gpuworker.commands import Command
+
+pytestmark = pytest.mark.leaks_keys
+
+
+@pytest.fixture
+def loader(redis_client: redis.Redis) -> ClaimLoader:
+    tokenizer = make_tokenizer()
+    return ClaimLoader(redis_client, KEYS, make_card(tokenizer), tokenizer)
+
+
+def _run(job_id: str, fence: int = 1) -> Command:
+    return Command("1-0", CommandKind.RUN, job_id, fence)
+
+
+def test_a_claim_holds_prompt_salt_and_fence(
+    redis_client: redis.Redis, loader: ClaimLoader
+) -> None:
+    job_id = submit(redis_client, make_request((4, 5), cache_salt="mine", stream=False))
+    shard.dispatch(redis_client, job_id, shard.lead(redis_client))
+    (claim,) = loader.load([_run(job_id)])
+    assert isinstance(claim, Claim)
+    assert (claim.job.job_id, claim.job.fence, claim.job.queue) == (job_id, 1, "p1:default")
+    assert claim.prompt_ids == (4, 5)
+    assert claim.extra_keys == extra_keys(b"\x07" * 16, "r1", "mine")
+    assert not claim.job.stream
+
+
+def test_only_the_present_attempt_of_a_running_job_is_claimed(
+    redis_client: redis.Redis, loader: ClaimLoader
+) -> None:
+    epoch = shard.lead(redis_client)
+    running, queued, cancelled = (submit(redis_client, make_request()) for _ in range(3))
+    shard.dispatch(redis_client, running, epoch)
+    shard.dispatch(redis_client, cancelled, epoch)
+    shard.cancel(redis_client, cancelled, "wkr_a")
+    commands = [
+        _run(running, fence=2),
+        _run(queued, fence=0),
+        _run(cancelled),
+        _run("job_0000000000000000000000000000"),
+        _run(running),
+    ]
+    claims = loader.load(commands)
+    assert claims[:4] == [None] * 4
+    assert isinstance(claims[4], Claim)
+
+
+def test_a_resumed_claim_brings_the_log(redis_client: redis.Redis, loader: ClaimLoader) -> None:
+    epoch = shard.lead(redis_client)
+    job_id = submit(redis_client, make_request())
+    fence = shard.dispatch(redis_client, job_id, epoch).fence
+    for start in (0, 2):
+        assert shard.append(redis_client, job_id, fence, start, 2).accepted
+    shard.expire_lease(redis_client, job_id)
+    assert shard.reap(redis_client, job_id) == 1
+    assert shard.dispatch(redis_client, job_id, epoch).fence == 2
+    (claim,) = loader.load([_run(job_id, fence=2)])
+    assert isinstance(claim, Claim)
+    assert [chunk.ids for chunk in claim.written] == [(0, 1), (2, 3)]
+
+
+def test_a_broken_log_fails_the_job(redis_client: redis.Redis, loader: ClaimLoader) -> None:
+    epoch = shard.lead(redis_client)
+    job_id = submit(redis_client, make_request())
+    fence = shard.dispatch(redis_client, job_id, epoch).fence
+    assert shard.append(redis_client, job_id, fence, 0, 2).accepted
+    redis_client.hset(KEYS.job(job_id), "n", "5")
+    (refusal,) = loader.load([_run(job_id)])
+    assert isinstance(refusal, Refusal)
+    assert "token 2 of 5" in refusal.reason
+
+
+def test_a_request_nobody_can_read_is_refused(
+    redis_client: redis.Redis, loader: ClaimLoader
+) -> None:
+    job_id = submit(redis_client, make_request())
+    shard.dispatch(redis_client, job_id, shard.lead(redis_client))
+    for data, word in ((b"\xff\x80", "version"), (b"\x01\xc1", "msgpack"), (b"", "empty")):
+        redis_client.hset(KEYS.job(job_id), "req", data)
+        (refusal,) = loader.load([_run(job_id)])
+        assert isinstance(refusal, Refusal)
+        assert word in refusal.reason
+
+
+def test_a_seed_is_the_same_for_all_attempts() -> None:
+    given = make_request(params=SamplingParams(seed=42))
+    assert seed_of("job_1", given) == 42
+    digest = hashlib.sha256(b"job_1").digest()
+    assert seed_of("job_1", make_request()) == int.from_bytes(digest[:8], "big") % 2**63

@@ -1,0 +1,130 @@
+"""Leases live as long as the engine moves, and not longer."""
+
+import pytest
+import redis
+
+from support import shard
+from support.shard import KEYS
+from support.wait import wait_until
+from support.worker_rig import Rig, make_request, state_of
+from tidemill.protocol.codec import WIRE_VERSION
+from tidemill.protocol.messages import ModelCard, WorkerInfo
+from tidemill_gpuworker.heartbeat import Heartbeat, StepClock
+from tidemill_gpuworker.jobs import Job, JobTable
+from tidemill_gpuworker.registration import Registration
+
+INFO = WorkerInfo(
+    worker_id="wkr_a",
+    model="m",
+    num_blocks=8,
+    max_num_seqs=2,
+    max_num_batched_tokens=64,
+    wire_version=WIRE_VERSION,
+)
+CARD = ModelCard(name="m", revision="r", tokenizer_digest="d", max_model_len=64, vocab_size=100)
+
+
+class Bench:
+    """A heartbeat with a clock that the test moves."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.now = 0.0
+        self.jobs = JobTable()
+        self.lost: list[Job] = []
+        self.step_clock = StepClock(lambda: self.now)
+        self.registration = Registration(client, KEYS, INFO, CARD, b"bundle", lease_ms=60_000)
+        self.heartbeat = Heartbeat(
+            client,
+            self.registration,
+            self.jobs,
+            self.step_clock,
+            max_step_seconds=5.0,
+            on_lost=self.lost.append,
+        )
+
+    def hold(self, num_jobs: int) -> list[Job]:
+        epoch = shard.lead(self.client)
+        for _ in range(num_jobs):
+            job_id = shard.submit(self.client)
+            fence = shard.dispatch(self.client, job_id, epoch, lease_ms=1_000).fence
+            self.jobs.add(Job(job_id, fence, "p1:default", "default"))
+        return self.jobs.all()
+
+    def lease_of(self, job: Job) -> float:
+        return self.client.zscore(KEYS.running, job.job_id) or 0.0
+
+
+@pytest.fixture
+def bench(redis_client: redis.Redis) -> Bench:
+    bench = Bench(redis_client)
+    bench.registration.register()
+    return bench
+
+
+@pytest.mark.leaks_keys
+def test_a_beat_renews_every_lease_of_a_large_worker(bench: Bench) -> None:
+    jobs = bench.hold(300)
+    before = [bench.lease_of(job) for job in jobs]
+    assert bench.heartbeat.beat()
+    assert all(bench.lease_of(job) > old + 30_000 for job, old in zip(jobs, before, strict=True))
+    assert bench.lost == []
+
+
+@pytest.mark.leaks_keys
+def test_a_beat_reports_what_is_not_ours_any_more(bench: Bench) -> None:
+    kept, gone = bench.hold(2)
+    shard.expire_lease(bench.client, gone.job_id)
+    assert shard.reap(bench.client, gone.job_id) == 1
+    bench.heartbeat.beat()
+    assert bench.lost == [gone]
+    assert bench.jobs.holds(kept)
+
+
+@pytest.mark.leaks_keys
+def test_a_hung_step_stops_the_beat_and_a_slow_one_does_not(bench: Bench) -> None:
+    (job,) = bench.hold(1)
+    bench.step_clock.start()
+    bench.now = 4.9
+    assert bench.heartbeat.beat()
+    renewed = bench.lease_of(job)
+    bench.now = 5.1
+    assert bench.heartbeat.engine_hangs
+    assert not bench.heartbeat.beat()
+    assert bench.lease_of(job) == renewed
+    assert bench.step_clock.stop() == pytest.approx(5.1)
+    assert bench.heartbeat.beat()
+
+
+def test_a_server_that_forgot_everything_is_told_again(bench: Bench) -> None:
+    bench.client.flushall()
+    bench.heartbeat.beat()
+    assert bench.client.hget(KEYS.worker_info("wkr_a"), "info")
+    assert bench.client.exists(KEYS.model("m"), KEYS.tokenizer("d")) == 2
+
+
+def test_a_server_without_our_functions_gets_them(bench: Bench) -> None:
+    bench.client.function_flush()
+    bench.client.flushall()
+    bench.heartbeat.beat()
+    assert bench.client.function_list(library="tm1")
+    assert bench.client.hget(KEYS.worker_info("wkr_a"), "info")
+
+
+def test_a_hung_worker_loses_its_job_and_drops_it_later(
+    redis_client: redis.Redis, redis_url: str, epoch: int
+) -> None:
+    config: dict[str, object] = {
+        "max_step_seconds": 0.05,
+        "lease_seconds": 0.4,
+        "beat_seconds": 0.02,
+    }
+    with Rig(redis_client, redis_url, epoch, config=config).running() as rig:
+        job_id = rig.give(make_request(num_tokens=50), lease_ms=300)
+        wait_until(lambda: shard.reap(redis_client, job_id) == 1, what="the lease runs out")
+        assert not rig.process.is_healthy
+        rig.runner.run_free()
+        rig.wait_for_status(lambda status: status.num_running == 0 and status.generated_tokens > 0)
+        assert rig.process.is_healthy
+        assert state_of(redis_client, job_id) == "queued"
+        shard.cancel(redis_client, job_id)
