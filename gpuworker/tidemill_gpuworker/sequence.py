@@ -20,8 +20,8 @@ class Sequence:
     """State of one job's tokens.
 
     The step scheduler owns ``output_ids``, ``status``, ``arrival`` and the counts but
-    ``num_resumed_tokens``; the block manager owns ``block_table`` and ``block_hashes``.
-    ``seed`` and position alone fix the randomness.
+    ``num_resumed_tokens``; the block manager owns everything about blocks.  ``seed`` and position
+    alone fix the randomness.
     ``num_resumed_tokens`` of ``output_ids`` were generated, and published, by an earlier attempt.
     """
 
@@ -33,6 +33,8 @@ class Sequence:
     priority: int = 0
     output_ids: list[int] = field(default_factory=list)
     num_resumed_tokens: int = 0
+    #: Length of the text that was published with these; None if it is what they make certain.
+    num_published_chars: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     #: Running number of this sequence in its step scheduler, which sets it.
     arrival: int = 0
@@ -45,6 +47,8 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     #: Chained hash of each full block of known tokens, computed lazily.
     block_hashes: list[bytes] = field(default_factory=list)
+    #: How many blocks of the prefix were cached when that was last counted.
+    num_prefix_blocks: int = 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -59,7 +63,7 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Known tokens that still have to go through the model."""
-        return self.num_tokens - self.num_computed_tokens
+        return len(self.prompt_ids) + len(self.output_ids) - self.num_computed_tokens
 
     def token_slice(self, start: int, end: int) -> list[int]:
         """Return the known tokens at positions ``start`` to ``end`` (exclusive)."""
