@@ -63,44 +63,65 @@ TM_INLINE Vec log_positive(Vec x) {
 
 double exact_score(float logit, float u) { return (double)logit - std::log(-std::log((double)u)); }
 
-bool is_finite(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return (bits & 0x7F800000u) != 0x7F800000u;
+// Tokens whose noise is drawn at once: eight counters of four words.
+constexpr int kGroup = 4 * kLanes;
+// More than the noise of the largest u, 1 - 2^-24.
+constexpr float kMaxNoise = 16.7f;
+
+// Copies `count` logits, -inf in place of what is not finite and beyond the end; returns the max.
+TM_INLINE float copy_finite(const float* logits, int count, float* copy) {
+  for (int i = count; i < kGroup; i++) copy[i] = -INFINITY;
+  std::memcpy(copy, logits, sizeof(float) * count);
+  Vec top = splat(-INFINITY);
+  for (int i = 0; i < kGroup; i += kLanes) {
+    Vec x = Float32::load(copy + i);
+    x = ((UintVec)x & 0x7F800000u) == 0x7F800000u ? splat(-INFINITY) : x;
+    Float32::store(copy + i, x);
+    top = x > top ? x : top;
+  }
+  return max_lanes(top);
 }
 
-// Float32 scores find the few tokens that can win; float64 picks among them.
+struct Candidate {
+  float score, logit, uniform;
+  int64_t token;
+};
+
+// Float32 scores find the few tokens that can win; float64 picks among them. Groups of tokens too
+// unlikely to win even with the largest noise are not drawn at all.
 int64_t sample_row(const float* logits, int64_t vocab, uint64_t seed, uint32_t choice,
-                   uint32_t position, float* uniforms, float* scores) {
+                   uint32_t position, std::vector<Candidate>& candidates) {
   const UintVec lane = {0, 1, 2, 3, 4, 5, 6, 7};
   float best = -INFINITY;
-  for (int64_t start = 0; start < vocab; start += 4 * kLanes) {
+  // Far wider than the error of a float32 score: 1e-5 of noise and the rounding of the sum.
+  float margin = INFINITY;
+  candidates.clear();
+  for (int64_t start = 0; start < vocab; start += kGroup) {
+    alignas(32) float copy[kGroup], u[4][kLanes], noise[4][kLanes];
+    const int count = vocab - start < kGroup ? (int)(vocab - start) : kGroup;
+    const float top = copy_finite(logits + start, count, copy);
+    if (top == -INFINITY || top + kMaxNoise < best - margin) continue;
     const Block block = philox(lane + (uint32_t)(start / 4), position, choice, seed);
-    alignas(32) float u[4][kLanes], noise[4][kLanes];
     for (int w = 0; w < 4; w++) {
       const Vec value = uniform(block.words[w]);
       Float32::store(u[w], value);
       Float32::store(noise[w], -log_positive(-log_positive(value)));
     }
-    const int64_t rest = vocab - start;
-    const int count = rest < 4 * kLanes ? (int)rest : 4 * kLanes;
     for (int i = 0; i < count; i++) {
-      const float logit = logits[start + i];
-      const float score = is_finite(logit) ? logit + noise[i & 3][i >> 2] : -INFINITY;
-      uniforms[start + i] = u[i & 3][i >> 2];
-      scores[start + i] = score;
-      best = score > best ? score : best;
+      const float score = copy[i] + noise[i & 3][i >> 2];
+      if (score == -INFINITY || score < best - margin) continue;
+      candidates.push_back({score, copy[i], u[i & 3][i >> 2], start + i});
+      if (score <= best) continue;
+      best = score;
+      margin = 1e-3f + 1e-6f * std::fabs(best);
     }
   }
-  if (best == -INFINITY) return -1;
-  // Far wider than the error of the float32 scores: 1e-5 of noise and the rounding of the sum.
-  const float margin = 1e-3f + 1e-6f * std::fabs(best);
   int64_t winner = -1;
-  double top = 0.0;
-  for (int64_t t = 0; t < vocab; t++) {
-    if (scores[t] < best - margin) continue;
-    const double score = exact_score(logits[t], uniforms[t]);
-    if (winner < 0 || score > top) top = score, winner = t;
+  double highest = 0.0;
+  for (const Candidate& c : candidates) {
+    if (c.score < best - margin) continue;
+    const double score = exact_score(c.logit, c.uniform);
+    if (winner < 0 || score > highest) highest = score, winner = c.token;
   }
   return winner;
 }
@@ -121,10 +142,10 @@ extern "C" void tidemill_gumbel_argmax(const float* logits, int64_t row_stride, 
   const int threads = rows < num_threads ? (int)rows : num_threads;
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<float> uniforms(vocab), scores(vocab);
+    std::vector<Candidate> candidates;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t r = 0; r < rows; r++)
       out[r] = sample_row(logits + r * row_stride, vocab, (uint64_t)seeds[r], (uint32_t)choices[r],
-                          (uint32_t)positions[r], uniforms.data(), scores.data());
+                          (uint32_t)positions[r], candidates);
   }
 }
