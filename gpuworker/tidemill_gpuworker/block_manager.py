@@ -84,6 +84,20 @@ class BlockManager:
             blocks.append(block)
         return blocks
 
+    def count_prefix(self, seq: Sequence) -> int:
+        """Return the length in blocks of what ``find_prefix`` would find.
+
+        Starts from the last count, so it costs next to nothing to ask again.  That is exact
+        because a cached block's predecessors are cached too: heads outlive tails.
+        """
+        count, limit = seq.num_prefix_blocks, self._max_prefix_blocks(seq)
+        while count > 0 and self._pool.find(self._block_hash(seq, count - 1)) is None:
+            count -= 1
+        while count < limit and self._pool.find(self._block_hash(seq, count)) is not None:
+            count += 1
+        seq.num_prefix_blocks = count
+        return count
+
     def awaits(self, seq: Sequence, prefix: list[int], leader: Sequence) -> bool:
         """Whether the first block that ``prefix`` lacks is the one that ``leader`` fills next."""
         index = len(prefix)
@@ -117,10 +131,11 @@ class BlockManager:
         """
         end = seq.num_computed_tokens + num_tokens
         assert end <= seq.num_tokens, f"{seq.seq_id} has no token at position {end - 1}"
-        missing = max(0, self.num_blocks_for(end) - len(seq.block_table))
-        if missing > self._pool.num_free_blocks:
-            return False
-        seq.block_table += self._pool.take(missing)
+        missing = self.num_blocks_for(end) - len(seq.block_table)
+        if missing > 0:
+            if missing > self._pool.num_free_blocks:
+                return False
+            seq.block_table += self._pool.take(missing)
         self._publish(seq, end)
         return True
 

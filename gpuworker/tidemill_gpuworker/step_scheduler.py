@@ -55,14 +55,10 @@ class StepScheduler:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens still to be prefilled: those of waiting sequences that no prefix covers yet.
-
-        Walks the prefixes of all waiting sequences.
-        """
-        size = self.block_manager.block_size
+        """Tokens still to be prefilled, without those that the prefix cache already holds."""
+        blocks = self.block_manager
         waiting = sum(
-            seq.num_tokens - size * len(self.block_manager.find_prefix(seq))
-            for seq in self._waiting
+            seq.num_tokens - blocks.block_size * blocks.count_prefix(seq) for seq in self._waiting
         )
         left = (seq.num_uncomputed_tokens for seq in self.running)
         return waiting + sum(count for count in left if count > 1)

@@ -17,11 +17,14 @@ SALTS = st.sampled_from(["", "a"])
 class BlockManagerMachine(RuleBasedStateMachine):
     """Steps of admissions, chunks and decodes that end well or fail, and sequences that leave."""
 
-    @initialize(num_blocks=st.integers(1, 10), block_size=st.integers(1, 4))
-    def start(self, num_blocks: int, block_size: int) -> None:
+    @initialize(
+        num_blocks=st.integers(1, 10), block_size=st.integers(1, 4), waiting=st.lists(TOKENS)
+    )
+    def start(self, num_blocks: int, block_size: int, waiting: list[list[int]]) -> None:
         self.manager = BlockManager(num_blocks, block_size, watermark=0.0)
         self.naive = NaiveBlocks(num_blocks, block_size)
         self.seqs: list[Sequence] = []
+        self.waiting = [make_seq(tokens, salt="") for tokens in waiting]
         # Position each sequence had before the current step; admitted ones may be followers.
         self.scheduled: dict[str, int] = {}
         self.admitted: list[Sequence] = []
@@ -77,6 +80,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
         assert list(self.manager.free_blocks) == self.naive.free_list
         for seq in self.seqs:
             assert seq.block_table == self.naive.tables.get(seq.seq_id, [])
+
+    @invariant()
+    def a_count_that_goes_on_from_the_last_one_is_exact(self) -> None:
+        for seq in (*self.waiting, *self.seqs):
+            assert self.manager.count_prefix(seq) == len(self.manager.find_prefix(seq))
 
     def unscheduled(self) -> list[Sequence]:
         return [
