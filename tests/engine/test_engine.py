@@ -46,10 +46,13 @@ class Rig:
             self.make_processor,
             clock=lambda: float(next(self.ticks)),
         )
+        self.processors: dict[str, FakeProcessor] = {}
         self.told: dict[str, list[StepOutput]] = {}
 
     def make_processor(self, seq: Sequence) -> FakeProcessor:
-        return FakeProcessor(seq.params.max_tokens or 1)
+        processor = FakeProcessor(seq.params.max_tokens or 1)
+        self.processors[seq.seq_id] = processor
+        return processor
 
     def step(self) -> list[StepOutput]:
         outputs = self.engine.step()
@@ -137,6 +140,27 @@ def test_a_step_that_fails_changes_nothing_in_what_is_told() -> None:
     assert failures == 4
     for seq in seqs:
         assert rig.ids(seq) == generate(seq.prompt_ids, 6)
+
+
+def test_after_a_processor_broke_all_sequences_can_be_built_again() -> None:
+    rig = Rig()
+    seqs = [make_seq([*SHARED, number], 5, seq_id=str(number)) for number in range(3)]
+    for seq in seqs:
+        rig.engine.add(seq)
+    rig.step()
+    rig.processors["1"].num_tokens = "broken"  # type: ignore[assignment]  # to make it raise
+
+    with pytest.raises(TypeError):
+        rig.step()
+    for seq in seqs:
+        assert rig.engine.abort(seq.seq_id) is seq
+        again = make_seq(seq.prompt_ids, 5, seq_id=seq.seq_id, output=rig.ids(seq))
+        rig.engine.add(again)
+    rig.scheduler.check_integrity()
+    rig.run()
+
+    for seq in seqs:
+        assert rig.ids(seq) == generate(seq.prompt_ids, 5)
 
 
 def test_a_resumed_sequence_goes_on_where_the_earlier_attempt_stopped() -> None:
