@@ -143,8 +143,8 @@ class Engine:
         """Run one step and return what it did for each sequence that got a token or ended.
 
         If model or sampler raise, the step never happened: the sequences are as before and the
-        next step tries them again.  If an output processor raises, tokens are lost
-        between model and caller: abort every sequence and add it again with what was told of it.
+        next step tries them again.  If an output processor raises, tokens are lost on the way to
+        the caller: abort every sequence and add it again with what was told of it.
         """
         outputs = list(self._resumed.values())
         started = self._clock()
