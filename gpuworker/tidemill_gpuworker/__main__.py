@@ -1,0 +1,91 @@
+"""The worker process: ``python -m tidemill_gpuworker --model DIR``."""
+
+import os
+
+# Before torch is imported: idle OpenMP threads that spin starve the other processes of a machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+
+from tidemill.protocol.errors import TidemillError
+from tidemill.service.config import load_config
+from tidemill.service.log import setup_logging
+from tidemill.service.metrics import MetricsServer
+from tidemill.service.redis import check_server, connect
+from tidemill.service.runtime import Drain, exit_with_parent
+from tidemill_gpuworker.served_model import ServedModel
+from tidemill_gpuworker.worker_config import WorkerConfig, parse_config
+from tidemill_gpuworker.worker_process import ProcessConfig, WorkerProcess
+
+_log = logging.getLogger("tidemill_gpuworker")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve a model until drained; returns the exit status."""
+    try:
+        service = load_config()
+        setup_logging(service.log_level, "worker")
+        config = parse_config(sys.argv[1:] if arguments is None else arguments, service)
+        exit_with_parent(grace_seconds=config.drain_seconds)
+        with Drain() as drain:
+            return 0 if _serve(config, drain) else 1
+    except TidemillError as error:
+        print(f"error: {error.one_line()}", file=sys.stderr)
+        return 1
+
+
+def _serve(config: WorkerConfig, drain: Drain) -> bool:
+    with connect(config.redis_url) as client:
+        # A model takes long to load; a wrong address need not.
+        check_server(client)
+    # Imported here: torch takes seconds, which a wrong flag or --help need not wait for.
+    from tidemill_gpuworker.model_setup import load_model
+
+    model = load_model(config)
+    process = WorkerProcess(model, _process_config(config))
+    with _metrics_endpoint(config, process):
+        done = process.run(drain, on_ready=lambda: _announce(config, model))
+    _log.info("worker %s has left", model.info.worker_id)
+    return done
+
+
+def _process_config(config: WorkerConfig) -> ProcessConfig:
+    return ProcessConfig(
+        redis_url=config.redis_url,
+        shard=config.service.shard,
+        lease_seconds=config.service.lease_seconds,
+        beat_seconds=config.service.beat_seconds,
+        max_step_seconds=config.max_step_seconds,
+        drain_seconds=config.drain_seconds,
+    )
+
+
+@contextlib.contextmanager
+def _metrics_endpoint(config: WorkerConfig, process: WorkerProcess) -> Iterator[None]:
+    if config.metrics_port is None:
+        yield
+        return
+    with MetricsServer(config.metrics_port, health=lambda: (process.is_healthy, {})) as server:
+        _log.info("metrics on port %d", server.port)
+        yield
+
+
+def _announce(config: WorkerConfig, model: ServedModel) -> None:
+    info = model.info
+    _log.info(
+        "ready: %s serves %s with %d KV blocks of %d tokens",
+        info.worker_id,
+        info.model,
+        info.num_blocks,
+        info.block_size,
+    )
+    if config.ready_fd is not None:
+        os.write(config.ready_fd, f"{info.worker_id}\n".encode())
+        os.close(config.ready_fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

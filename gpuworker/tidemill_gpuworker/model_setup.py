@@ -1,0 +1,131 @@
+"""Loads a model and builds the engine that serves it."""
+
+import os
+import socket
+
+import torch
+
+from tidemill.protocol.codec import WIRE_VERSION
+from tidemill.protocol.ids import new_worker_id
+from tidemill.protocol.messages import ModelCard, WorkerInfo
+from tidemill.service.tokenizer import Tokenizer
+from tidemill_gpuworker.block_manager import BlockManager
+from tidemill_gpuworker.engine import Engine
+from tidemill_gpuworker.kv_cache import available_bytes
+from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.output_processor import OutputProcessor
+from tidemill_gpuworker.sampler import Sampler
+from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.served_model import ServedModel
+from tidemill_gpuworker.step_config import StepConfig
+from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.worker_config import WorkerConfig
+
+#: Bounds on the KV cache of a CPU worker that was not given a size: it shares the machine.
+_CPU_CACHE_BYTES = 4 << 30
+_CPU_CACHE_SHARE = 0.25
+
+_CPU_STEP_TOKENS = 512
+_GPU_STEP_TOKENS = 2048
+
+
+def load_model(config: WorkerConfig) -> ServedModel:
+    """Load the model and warm it up.
+
+    Raises ``ModelError`` if the directory cannot be served, ``ConfigError`` if a setting does not
+    fit the model or the device.
+    """
+    device = _device(config.device)
+    tokenizer = Tokenizer.from_directory(config.model_dir)
+    runner = ModelRunner(
+        config.model_dir,
+        device=device,
+        dtype=config.dtype,
+        block_size=config.block_size,
+        num_blocks=config.num_gpu_blocks_override,
+        kv_cache_bytes=_cache_bytes(config, device),
+        memory_utilization=config.gpu_memory_utilization,
+        max_model_len=config.max_model_len,
+        num_threads=config.num_threads,
+    )
+    step_config = _step_config(config, device, runner.max_model_len)
+    runner.warm_up()
+    return ServedModel(
+        engine=_engine(config, step_config, runner, tokenizer),
+        tokenizer=tokenizer,
+        card=_card(config, runner, tokenizer),
+        info=_info(config, step_config, runner),
+    )
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
+
+
+def _cache_bytes(config: WorkerConfig, device: str) -> int | None:
+    if config.kv_cache_memory_bytes is not None or config.num_gpu_blocks_override is not None:
+        return config.kv_cache_memory_bytes
+    if device != "cpu":
+        return None
+    return min(_CPU_CACHE_BYTES, int(available_bytes(torch.device(device)) * _CPU_CACHE_SHARE))
+
+
+def _step_config(config: WorkerConfig, device: str, max_model_len: int) -> StepConfig:
+    default = _CPU_STEP_TOKENS if device == "cpu" else _GPU_STEP_TOKENS
+    return StepConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or max(default, config.max_num_seqs),
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+    )
+
+
+def _engine(
+    config: WorkerConfig, step_config: StepConfig, runner: ModelRunner, tokenizer: Tokenizer
+) -> Engine:
+    blocks = BlockManager(
+        runner.num_blocks,
+        config.block_size,
+        watermark=config.watermark,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+
+    def make_processor(seq: Sequence) -> OutputProcessor:
+        return OutputProcessor(
+            tokenizer,
+            seq.params,
+            prompt_len=seq.num_prompt_tokens,
+            max_model_len=runner.max_model_len,
+            num_published_chars=seq.num_published_chars,
+        )
+
+    sampler = Sampler(tokenizer.eos_token_ids, gumbel_argmax=runner.backend.gumbel_argmax)
+    return Engine(runner, sampler, StepScheduler(step_config, blocks), make_processor)
+
+
+def _card(config: WorkerConfig, runner: ModelRunner, tokenizer: Tokenizer) -> ModelCard:
+    return ModelCard(
+        name=config.served_model_name,
+        revision=runner.revision,
+        tokenizer_digest=tokenizer.digest,
+        max_model_len=runner.max_model_len,
+        vocab_size=runner.model_config.vocab_size,
+        block_size=config.block_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+    )
+
+
+def _info(config: WorkerConfig, step_config: StepConfig, runner: ModelRunner) -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=new_worker_id(),
+        model=config.served_model_name,
+        block_size=config.block_size,
+        num_blocks=runner.num_blocks,
+        max_num_seqs=step_config.max_num_seqs,
+        max_num_batched_tokens=step_config.max_num_batched_tokens,
+        wire_version=WIRE_VERSION,
+        hostname=socket.gethostname(),
+        pid=os.getpid(),
+    )

@@ -1,0 +1,82 @@
+"""The command line of a worker."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidemill.protocol.errors import ConfigError
+from tidemill.service.config import ServiceConfig, load_config
+from tidemill_gpuworker.worker_config import parse_config
+
+URL = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
+def service() -> ServiceConfig:
+    return load_config({"TIDEMILL_REDIS_URL": URL})
+
+
+def test_a_model_alone_is_enough(service: ServiceConfig) -> None:
+    config = parse_config(["--model", "/models/smol"], service)
+    assert config.model_dir == Path("/models/smol")
+    assert (config.served_model_name, config.redis_url) == ("smol", URL)
+    assert config.enable_prefix_caching
+    assert (config.block_size, config.watermark, config.gpu_memory_utilization) == (16, 0.01, 0.9)
+
+
+def test_flags_have_the_names_of_vllm(service: ServiceConfig) -> None:
+    flags = (
+        "--model d --served-model-name n --dtype float32 --block-size 32 --max-num-seqs 3"
+        " --max-num-batched-tokens 99 --max-model-len 50 --num-gpu-blocks-override 7"
+        " --gpu-memory-utilization 0.5 --watermark 0 --no-enable-prefix-caching"
+        " --long-prefill-token-threshold 8"
+    )
+    config = parse_config(flags.split(), service)
+    assert (config.served_model_name, config.dtype, config.block_size) == ("n", "float32", 32)
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (3, 99)
+    assert (config.max_model_len, config.num_gpu_blocks_override) == (50, 7)
+    assert (config.gpu_memory_utilization, config.watermark) == (0.5, 0.0)
+    assert not config.enable_prefix_caching
+    assert config.long_prefill_token_threshold == 8
+
+
+@pytest.mark.parametrize(
+    ("flags", "culprit"),
+    [
+        ([], "--model"),
+        (["--model", "d", "--block-size", "0"], "--block-size"),
+        (["--model", "d", "--watermark", "1.5"], "--watermark"),
+        (["--model", "d", "--max-step-seconds", "nan"], "--max-step-seconds"),
+        (["--model", "d", "--dtype", "int8"], "--dtype"),
+        (
+            ["--model", "d", "--kv-cache-memory-bytes", "9", "--num-gpu-blocks-override", "9"],
+            "not allowed with",
+        ),
+    ],
+)
+def test_a_wrong_value_names_its_flag(
+    service: ServiceConfig, flags: list[str], culprit: str
+) -> None:
+    with pytest.raises(ConfigError, match=culprit) as caught:
+        parse_config(flags, service)
+    assert "--help" in caught.value.fix
+
+
+def test_a_worker_without_a_broker_is_told_how_to_name_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(["--model", "d"], load_config({}))
+    assert "TIDEMILL_REDIS_URL" in caught.value.fix
+
+
+def test_help_comes_without_loading_torch() -> None:
+    code = (
+        "import sys; from tidemill_gpuworker.__main__ import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "--max-num-seqs" in done.stdout and "SIGTERM" in done.stdout
