@@ -3,18 +3,18 @@
 import asyncio
 import logging
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import redis.asyncio
 
+from tidemill.protocol import calls
 from tidemill.protocol.errors import (
     BrokerUnavailable,
     BrokerUnsupported,
     ConfigError,
     StaleEpoch,
 )
-from tidemill.protocol.functions import ensure_library
+from tidemill.protocol.functions import ensure_library, run
 from tidemill.protocol.ids import new_scheduler_id
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.redis import check_server, connect, connect_async, translate
@@ -24,6 +24,7 @@ from tidemill_scheduler import metrics
 from tidemill_scheduler.config import SchedulerConfig
 from tidemill_scheduler.health import Health, Role
 from tidemill_scheduler.leadership import Leadership
+from tidemill_scheduler.tasks import end_tasks
 from tidemill_scheduler.term import Term
 
 _log = logging.getLogger(__name__)
@@ -53,34 +54,30 @@ class Daemon:
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (work, stop):
-                task.cancel()
-            results = await asyncio.gather(work, stop, return_exceptions=True)
-        if isinstance(results[0], Exception):
-            raise results[0]
+            await end_tasks((work, stop))
+        if not work.cancelled() and (failure := work.exception()):
+            raise failure
+        await asyncio.to_thread(self._resign)
         _log.info("drained")
 
     async def _serve(self) -> None:
         while True:
             try:
                 await self._serve_once()
+            except (StaleEpoch, BrokerUnavailable) as error:
+                _log.warning("the scheduler starts over: %s", error.one_line())
+                await self._pause(error)
+            except _FATAL:
+                raise
             except Exception as error:
                 # The outermost loop: whatever a term died of, the next one starts from the truth
                 # in the broker.
-                await self._recover(error)
+                _log.exception("the scheduler starts over after an unexpected error")
+                await self._pause(error)
 
-    async def _recover(self, error: Exception) -> None:
-        causes = list(_leaves(error))
-        fatal = next((cause for cause in causes if isinstance(cause, _FATAL)), None)
-        if fatal is not None:
-            raise fatal
-        reason = next((c for c in causes if isinstance(c, StaleEpoch | BrokerUnavailable)), None)
-        metrics.RESTARTS.labels(type(reason or causes[0]).__name__).inc()
-        if reason is None:
-            _log.error("the scheduler starts over after an unexpected error", exc_info=error)
-        else:
-            _log.warning("the scheduler starts over: %s", reason.one_line())
-        if isinstance(reason, StaleEpoch):
+    async def _pause(self, error: Exception) -> None:
+        metrics.RESTARTS.labels(type(error).__name__).inc()
+        if isinstance(error, StaleEpoch):
             return
         await asyncio.sleep(self._backoff_seconds * random.uniform(0.5, 1.0))
         self._backoff_seconds = min(2 * self._backoff_seconds, _MAX_BACKOFF_SECONDS)
@@ -104,41 +101,27 @@ class Daemon:
             self._health.enter(Role.DISCONNECTED)
             await client.aclose()
 
-    def _prepare_server(self) -> None:
-        with translate(), connect(self._config.redis_url, retries=0) as client:
-            check_server(client)
-            ensure_library(client)
-
     async def _lead(self, client: redis.asyncio.Redis) -> None:
         leadership = Leadership(
             client, self._keys, self._id, lease_seconds=self._config.leader_lease_seconds
         )
         self._health.enter(Role.STANDBY)
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
+        epoch = await leadership.acquire()
+        metrics.LEADER.set(1)
+        metrics.EPOCH.set(epoch)
+        self._health.enter(Role.LEADER, epoch)
+        term = Term(client, self._keys, self._config, leadership, self._tokenizers, self._health)
+        await term.run()
+
+    def _prepare_server(self) -> None:
+        with translate(), connect(self._config.redis_url, retries=0) as client:
+            check_server(client)
+            ensure_library(client)
+
+    def _resign(self) -> None:
         try:
-            epoch = await leadership.acquire()
-            metrics.LEADER.set(1)
-            metrics.EPOCH.set(epoch)
-            self._health.enter(Role.LEADER, epoch)
-            await Term(
-                client, self._keys, self._config, leadership, self._tokenizers, self._health
-            ).run()
-        except asyncio.CancelledError:
-            await _resign(leadership)
-            raise
-
-
-async def _resign(leadership: Leadership) -> None:
-    try:
-        with translate():
-            await leadership.resign()
-    except BrokerUnavailable as error:
-        _log.warning("left without resigning; the lease runs out by itself: %s", error.message)
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
+            with translate(), connect(self._config.redis_url, retries=0) as client:
+                run(client, calls.resign(self._keys, scheduler_id=self._id))
+        except BrokerUnavailable as error:
+            _log.warning("left without resigning: %s", error.message)

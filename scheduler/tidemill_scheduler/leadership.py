@@ -52,11 +52,6 @@ class Leadership:
                 _log.warning("the leader's lease was renewed late, but nobody took it")
             renewed_at = asked_at
 
-    async def resign(self) -> None:
-        """Let a standby take over at once."""
-        self.epoch = 0
-        await run_async(self._client, calls.resign(self._keys, scheduler_id=self._id))
-
     async def _lead(self) -> int:
         lease_ms = round(self._lease_seconds * 1000)
         return await run_async(

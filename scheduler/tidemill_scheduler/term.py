@@ -1,6 +1,7 @@
 """One term of a leader: everything it knows is built at its start and dropped at its end."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -19,6 +20,7 @@ from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.leadership import Leadership
 from tidemill_scheduler.reaper import Reaper
 from tidemill_scheduler.scheduler import Scheduler
+from tidemill_scheduler.tasks import run_together
 from tidemill_scheduler.tokenize_pool import TokenizePool
 from tidemill_scheduler.worker_watch import WorkerWatch
 
@@ -65,21 +67,20 @@ class Term:
     async def run(self) -> None:
         """Lead.
 
-        Raises an exception group with ``StaleEpoch`` once another scheduler leads, with
-        ``BrokerUnavailable`` once the broker is away or was replaced.
+        Raises ``StaleEpoch`` once another scheduler leads, ``BrokerUnavailable`` once the broker
+        is away or was replaced.
         """
-        async with asyncio.TaskGroup() as tasks:
-            for duty in (
-                self._leadership.hold(),
-                self._watch.run(),
-                self._watch.follow_statuses(),
-                self._listen(),
-                self._take_in(),
-                self._give_out(),
-                self._pool.run(),
-                self._reaper.run(),
-            ):
-                tasks.create_task(_translated(duty))
+        duties = (
+            self._leadership.hold(),
+            self._watch.run(),
+            self._watch.follow_statuses(),
+            self._listen(),
+            self._take_in(),
+            self._give_out(),
+            self._pool.run(),
+            self._reaper.run(),
+        )
+        await run_together(_translated(duty) for duty in duties)
 
     async def _listen(self) -> None:
         async with self._client.pubsub() as pubsub:
@@ -134,10 +135,9 @@ class Term:
         self._rung.clear()
         if self._rung_queues:
             return
-        try:
-            await asyncio.wait_for(self._rung.wait(), max(0.0, next_sweep - time.monotonic()))
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, next_sweep - time.monotonic())):
+                await self._rung.wait()
 
     def _wake_dispatch(self) -> None:
         self._dispatchable.set()

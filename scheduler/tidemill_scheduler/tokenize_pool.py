@@ -79,6 +79,11 @@ class TokenizePool:
         self._parked: list[_TextJob] = []
         self._arrived = asyncio.Event()
 
+    @property
+    def num_parked(self) -> int:
+        """Jobs whose model no worker has registered yet."""
+        return len(self._parked)
+
     def put(self, job: WaitingJob) -> None:
         """Take a job in; it is placed later."""
         self._jobs.append(_TextJob(job, time.monotonic() + self._patience))
@@ -99,7 +104,8 @@ class TokenizePool:
             return
         self._arrived.clear()
         try:
-            await asyncio.wait_for(self._arrived.wait(), _PARK_SECONDS if self._parked else None)
+            async with asyncio.timeout(_PARK_SECONDS if self._parked else None):
+                await self._arrived.wait()
         except TimeoutError:
             self._jobs.extend(self._parked)
             self._parked.clear()

@@ -5,7 +5,7 @@ import urllib.request
 
 import redis
 
-from support.fake_worker import FakeWorker
+from support.puppet_worker import PuppetWorker
 from support.scheduler_process import LIVENESS_SECONDS, SchedulerProcess, StartScheduler
 from support.shard import KEYS, QUEUE, cancel, submit
 from support.wait import wait_until
@@ -19,7 +19,7 @@ def state_of(client: redis.Redis, job_id: str) -> str:
     return (client.hget(KEYS.job(job_id), "st") or b"").decode()
 
 
-def gather(*workers: FakeWorker, num: int) -> None:
+def gather(*workers: PuppetWorker, num: int) -> None:
     """Let the workers work until they were given ``num`` jobs together."""
 
     def enough() -> bool:
@@ -33,7 +33,7 @@ def gather(*workers: FakeWorker, num: int) -> None:
 def test_a_submitted_job_reaches_a_worker(
     leader: SchedulerProcess, redis_client: redis.Redis
 ) -> None:
-    worker = FakeWorker(redis_client)
+    worker = PuppetWorker(redis_client)
 
     job_id = submit(redis_client)
 
@@ -47,7 +47,7 @@ def test_jobs_that_waited_for_a_worker_are_dispatched_once_it_comes(
 ) -> None:
     ids = {submit(redis_client) for _ in range(5)}
 
-    worker = FakeWorker(redis_client)
+    worker = PuppetWorker(redis_client)
     gather(worker, num=5)
 
     assert set(worker.job_ids) == ids
@@ -56,7 +56,7 @@ def test_jobs_that_waited_for_a_worker_are_dispatched_once_it_comes(
 def test_every_job_goes_to_one_of_two_workers_once(
     leader: SchedulerProcess, redis_client: redis.Redis
 ) -> None:
-    workers = [FakeWorker(redis_client, max_num_seqs=4) for _ in range(2)]
+    workers = [PuppetWorker(redis_client, max_num_seqs=4) for _ in range(2)]
     ids = [submit(redis_client) for _ in range(60)]
 
     gather(*workers, num=60)
@@ -79,7 +79,7 @@ def test_waiting_jobs_are_dispatched_in_prefix_order(
     pending = redis_client.xpending
     wait_until(lambda: pending(KEYS.ingress(QUEUE), "sched")["pending"] == 6, LIVENESS_SECONDS)
 
-    worker = FakeWorker(redis_client)
+    worker = PuppetWorker(redis_client)
     gather(worker, num=6)
 
     given = [redis_client.hget(KEYS.job(job_id), "h") for job_id in worker.job_ids]
@@ -94,7 +94,7 @@ def test_a_job_cancelled_in_the_queue_is_never_dispatched(
     wait_until(lambda: pending(KEYS.ingress(QUEUE), "sched")["pending"] == 2, LIVENESS_SECONDS)
     assert cancel(redis_client, cancelled) == (1, "cancelled")
 
-    worker = FakeWorker(redis_client)
+    worker = PuppetWorker(redis_client)
     gather(worker, num=1)
     later = submit(redis_client)
     gather(worker, num=2)
@@ -106,7 +106,7 @@ def test_a_job_cancelled_in_the_queue_is_never_dispatched(
 def test_a_malformed_pointer_becomes_a_dead_letter_and_the_daemon_goes_on(
     leader: SchedulerProcess, redis_client: redis.Redis
 ) -> None:
-    worker = FakeWorker(redis_client)
+    worker = PuppetWorker(redis_client)
     submit(redis_client)
     gather(worker, num=1)
     stream = KEYS.ingress("p1:raw")
@@ -130,7 +130,7 @@ def test_a_lost_consumer_group_is_made_again(
     job_id = submit(redis_client)
     redis_client.xgroup_destroy(KEYS.ingress(QUEUE), "sched")
 
-    worker = FakeWorker(redis_client)
+    worker = PuppetWorker(redis_client)
     gather(worker, num=1)
 
     assert worker.job_ids == [job_id]
@@ -143,7 +143,7 @@ def test_the_function_library_is_loaded_again_after_the_server_lost_everything(
     redis_client.function_flush()
     wait_until(lambda: redis_client.function_list(), LIVENESS_SECONDS)
 
-    worker = FakeWorker(redis_client)
+    worker = PuppetWorker(redis_client)
     job_id = submit(redis_client)
     gather(worker, num=1)
 
@@ -153,12 +153,12 @@ def test_the_function_library_is_loaded_again_after_the_server_lost_everything(
 def test_an_expired_lease_sends_the_job_to_another_worker(
     leader: SchedulerProcess, redis_client: redis.Redis
 ) -> None:
-    dying = FakeWorker(redis_client, lease_ms=1000)
+    dying = PuppetWorker(redis_client, lease_ms=1000)
     job_id = submit(redis_client)
     [first] = wait_until(dying.read, LIVENESS_SECONDS)
     assert dying.append(first, 0, 3).accepted
 
-    heir = FakeWorker(redis_client)
+    heir = PuppetWorker(redis_client)
     [second] = wait_until(heir.read, LIVENESS_SECONDS)
 
     assert (second.job_id, second.fence) == (job_id, 2)
@@ -173,7 +173,7 @@ def test_a_job_that_crashes_its_workers_is_declared_dead(
     job_id = submit(redis_client)
 
     def crash_another() -> bool:
-        FakeWorker(redis_client, lease_ms=500)
+        PuppetWorker(redis_client, lease_ms=500)
         wait_until(lambda: state_of(redis_client, job_id) != "queued", LIVENESS_SECONDS)
         wait_until(lambda: state_of(redis_client, job_id) != "run", LIVENESS_SECONDS)
         return state_of(redis_client, job_id) == "dead"
@@ -194,7 +194,7 @@ def test_health_and_metrics_are_served(
         return scheduler.log.partition("metrics on port ")[2].partition("\n")[0]
 
     base = f"http://127.0.0.1:{wait_until(port, LIVENESS_SECONDS)}"
-    worker = FakeWorker(redis_client)
+    worker = PuppetWorker(redis_client)
     submit(redis_client)
     gather(worker, num=1)
     with urllib.request.urlopen(f"{base}/healthz", timeout=10) as reply:
@@ -211,7 +211,7 @@ def test_health_and_metrics_are_served(
 def test_a_job_for_another_model_does_not_hold_others_up(
     leader: SchedulerProcess, redis_client: redis.Redis
 ) -> None:
-    worker = FakeWorker(redis_client)
+    worker = PuppetWorker(redis_client)
     run(redis_client, calls.salt(KEYS, tenant="default", random=b"\x07" * 16))
     request = GenerateRequest(model="unserved", prompt_ids=(1, 2), priority=-1)
     unserved = calls.NewJob(new_job_id(), request, cost=2)

@@ -1,0 +1,93 @@
+"""Reading pointers in the name of an epoch."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import redis
+import redis.asyncio
+
+from support.shard import KEYS, QUEUE, cancel, entry_of, lead, read_pointers, submit
+from tidemill.protocol.errors import StaleEpoch
+from tidemill.service.redis import connect_async
+from tidemill_scheduler.ingress import Ingress
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    async with connect_async(redis_url, retries=0) as connection:
+        yield connection
+
+
+@pytest.mark.leaks_keys
+async def test_a_leader_reads_what_the_one_before_left_pending_then_what_is_new(
+    client: redis.asyncio.Redis, redis_client: redis.Redis
+) -> None:
+    old = [submit(redis_client) for _ in range(3)]
+    assert len(read_pointers(redis_client)) == 3
+    new = submit(redis_client)
+    ingress = Ingress(client, KEYS, lead(redis_client))
+
+    jobs = [job for _ in range(2) for job in await ingress.read([QUEUE])]
+
+    assert [job.job_id for job in jobs] == [*old, new]
+    assert await ingress.read([QUEUE]) == []
+
+
+@pytest.mark.leaks_keys
+async def test_a_leader_of_an_earlier_epoch_reads_nothing(
+    client: redis.asyncio.Redis, redis_client: redis.Redis
+) -> None:
+    epoch = lead(redis_client)
+    job_id = submit(redis_client)
+
+    with pytest.raises(StaleEpoch):
+        await Ingress(client, KEYS, epoch - 1).read([QUEUE])
+
+    assert [pointer[0] for pointer in read_pointers(redis_client)] == [job_id]
+
+
+async def test_the_pointer_of_a_job_cancelled_after_it_was_read_is_dropped(
+    client: redis.asyncio.Redis, redis_client: redis.Redis
+) -> None:
+    job_id = submit(redis_client)
+    read_pointers(redis_client)
+    # As if the server had deleted the entry without its acknowledgement.
+    redis_client.xdel(KEYS.ingress(QUEUE), entry_of(redis_client, job_id))
+    ingress = Ingress(client, KEYS, lead(redis_client))
+
+    assert await ingress.read([QUEUE]) == []
+
+    assert redis_client.xpending(KEYS.ingress(QUEUE), "sched")["pending"] == 0
+    assert cancel(redis_client, job_id) == (1, "cancelled")
+
+
+async def test_only_empty_queues_are_retired(
+    client: redis.asyncio.Redis, redis_client: redis.Redis
+) -> None:
+    job_id = submit(redis_client)
+    redis_client.zadd(KEYS.active_queues, {"p2:empty": 1, "not a queue": 1})
+    ingress = Ingress(client, KEYS, lead(redis_client))
+    queues = await ingress.active_queues()
+    assert sorted(queues) == [QUEUE, "p2:empty"]
+
+    await ingress.retire(queues)
+
+    assert await ingress.active_queues() == [QUEUE]
+    assert [job.job_id for job in await ingress.read([QUEUE])] == [job_id]
+    cancel(redis_client, job_id)
+
+
+async def test_many_queues_are_read_to_their_end(
+    client: redis.asyncio.Redis, redis_client: redis.Redis
+) -> None:
+    queues = [f"p1:tenant{number}" for number in range(150)]
+    pointer = {"h": "", "c": 1, "m": "m", "a": 0, "p": 0}
+    for number, queue in enumerate(queues):
+        stream = KEYS.ingress(queue)
+        redis_client.xgroup_create(stream, "sched", "0", mkstream=True)
+        redis_client.xadd(stream, {"j": f"job_00{number:026d}", **pointer})
+    ingress = Ingress(client, KEYS, lead(redis_client))
+
+    jobs = await ingress.read(queues)
+
+    assert [job.queue for job in jobs] == queues

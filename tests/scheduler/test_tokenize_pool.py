@@ -1,0 +1,198 @@
+"""Jobs that arrive as text are ordered, refused or let through."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import redis
+import redis.asyncio
+import tokenizers
+
+from support.puppet_worker import PuppetWorker
+from support.scheduler_process import LIVENESS_SECONDS, SchedulerProcess
+from support.shard import KEYS, cancel, entry_of
+from support.wait import wait_until, wait_until_async
+from tidemill.protocol import calls
+from tidemill.protocol.codec import decode
+from tidemill.protocol.functions import run
+from tidemill.protocol.ids import new_job_id
+from tidemill.protocol.messages import GenerateRequest, JobEnd
+from tidemill.protocol.prefix import hash_blocks, routing_key
+from tidemill.service.prompt import extra_keys
+from tidemill.service.redis import connect_async
+from tidemill.service.tokenizer import Tokenizer
+from tidemill.service.tokenizer_cache import AsyncRedisTokenizers, TokenizerStore
+from tidemill.service.tokenizer_files import TokenizerFiles
+from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.tokenize_pool import TokenizePool
+
+SALT = b"\x07" * 16
+WORDS = [f"w{number}" for number in range(300)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    vocab = {word: index for index, word in enumerate(["?", *WORDS])}
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "?"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return Tokenizer(TokenizerFiles(raw.to_str()))
+
+
+@pytest.fixture
+def worker(redis_client: redis.Redis, tokenizer: Tokenizer) -> PuppetWorker:
+    return PuppetWorker(
+        redis_client, tokenizer_digest=tokenizer.digest, bundle=tokenizer.to_bundle()
+    )
+
+
+def submit_text(client: redis.Redis, **values: object) -> str:
+    request = GenerateRequest.model_validate({"model": "m"} | values)
+    run(client, calls.salt(KEYS, tenant=request.tenant, random=SALT))
+    return run(client, calls.submit(KEYS, calls.NewJob(new_job_id(), request))).job_id
+
+
+def error_of(client: redis.Redis, job_id: str) -> str:
+    """Wait until the job has failed; returns why."""
+    wait_until(lambda: client.hget(KEYS.job(job_id), "st") == b"failed", LIVENESS_SECONDS)
+    [(_, fields)] = client.xrange(KEYS.token_log(job_id))
+    return decode(fields[b"e"], JobEnd).error or ""
+
+
+def test_a_text_job_is_tokenised_and_dispatched(
+    leader: SchedulerProcess, redis_client: redis.Redis, worker: PuppetWorker
+) -> None:
+    job_id = submit_text(redis_client, prompt=" ".join(WORDS))
+
+    [claim] = wait_until(worker.read, LIVENESS_SECONDS)
+
+    assert claim.job_id == job_id
+    assert worker.finish(claim).accepted
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"prompt": " ".join(WORDS * 2)}, "prompt: 600 tokens leave no room"),
+        ({"prompt": "w1", "params": {"max_tokens": 9999}}, "params.max_tokens: 9999 tokens"),
+        ({"messages": [{"role": "user", "content": "w1"}]}, "no chat template"),
+        ({"prompt": "w1", "tokenizer_digest": "f" * 64}, "tokenizer_digest: "),
+        ({"prompt_ids": [1, 50_000]}, "prompt_ids: token id 50000"),
+    ],
+)
+def test_a_job_that_the_model_cannot_run_fails_with_the_field_named(
+    leader: SchedulerProcess,
+    redis_client: redis.Redis,
+    worker: PuppetWorker,
+    values: dict[str, object],
+    message: str,
+) -> None:
+    job_id = submit_text(redis_client, **values)
+
+    assert message in error_of(redis_client, job_id)
+    assert worker.read() == []
+    wait_until(lambda: not redis_client.zcard(KEYS.active_queues), LIVENESS_SECONDS)
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    async with connect_async(redis_url, retries=0) as connection:
+        yield connection
+
+
+@pytest.fixture
+def placed() -> list[WaitingJob]:
+    return []
+
+
+@pytest.fixture
+async def pool(
+    client: redis.asyncio.Redis, placed: list[WaitingJob]
+) -> AsyncIterator[TokenizePool]:
+    tokenizers_ = AsyncRedisTokenizers(KEYS, TokenizerStore())
+    pool = TokenizePool(client, KEYS, tokenizers_, placed.append, unknown_model_seconds=0.5)
+    task = asyncio.create_task(pool.run())
+    yield pool
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def pointer_of(client: redis.Redis, job_id: str) -> WaitingJob:
+    return WaitingJob(job_id, "p1:default", entry_of(client, job_id), "m")
+
+
+async def test_key_and_cost_are_those_a_producer_would_have_sent(
+    redis_client: redis.Redis,
+    worker: PuppetWorker,
+    pool: TokenizePool,
+    placed: list[WaitingJob],
+) -> None:
+    pointer = pointer_of(redis_client, submit_text(redis_client, prompt=" ".join(WORDS)))
+
+    pool.put(pointer)
+    await wait_until_async(lambda: placed, LIVENESS_SECONDS)
+
+    ids = list(range(1, 301))
+    key = routing_key(hash_blocks(ids, 16, extra_keys(SALT, "r1", None)))
+    assert placed == [replace(pointer, key=key, cost=300)]
+    assert len(key) == 8 * (300 // 64)
+    cancel(redis_client, pointer.job_id)
+
+
+async def test_a_job_whose_tokenizer_is_damaged_fails(
+    redis_client: redis.Redis,
+    worker: PuppetWorker,
+    pool: TokenizePool,
+) -> None:
+    redis_client.set(KEYS.tokenizer(worker.card.tokenizer_digest), b"junk", ex=60)
+    job_id = submit_text(redis_client, prompt="w1")
+
+    pool.put(pointer_of(redis_client, job_id))
+
+    await asyncio.to_thread(error_of, redis_client, job_id)
+
+
+async def test_a_job_for_a_model_nobody_serves_fails_after_some_patience(
+    redis_client: redis.Redis, pool: TokenizePool
+) -> None:
+    job_id = submit_text(redis_client, prompt="w1")
+
+    pool.put(pointer_of(redis_client, job_id))
+
+    message = await asyncio.to_thread(error_of, redis_client, job_id)
+    assert message.startswith("model: no worker serves 'm'")
+
+
+async def test_a_job_waits_for_the_first_worker_of_its_model(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    placed: list[WaitingJob],
+    tokenizer: Tokenizer,
+) -> None:
+    tokenizers_ = AsyncRedisTokenizers(KEYS, TokenizerStore())
+    pool = TokenizePool(client, KEYS, tokenizers_, placed.append, unknown_model_seconds=60)
+    task = asyncio.create_task(pool.run())
+    job_id = submit_text(redis_client, prompt="w1")
+    pool.put(pointer_of(redis_client, job_id))
+    await wait_until_async(lambda: pool.num_parked, LIVENESS_SECONDS)
+
+    PuppetWorker(redis_client, tokenizer_digest=tokenizer.digest, bundle=tokenizer.to_bundle())
+    await wait_until_async(lambda: placed, LIVENESS_SECONDS)
+
+    assert placed[0].job_id == job_id
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    cancel(redis_client, job_id)
+
+
+async def test_a_job_that_ended_meanwhile_is_let_through_to_be_dropped(
+    redis_client: redis.Redis, pool: TokenizePool, placed: list[WaitingJob]
+) -> None:
+    job_id = submit_text(redis_client, prompt="w1")
+    pointer = pointer_of(redis_client, job_id)
+    cancel(redis_client, job_id)
+
+    pool.put(pointer)
+    await wait_until_async(lambda: placed, LIVENESS_SECONDS)
+
+    assert placed == [replace(pointer, cost=1)]
