@@ -4,7 +4,7 @@ from tidemill._async_link import AsyncLink
 from tidemill._async_listener import AsyncListener, Subscription
 from tidemill._await_result import ResultFollower
 from tidemill._follow import TokenFollower
-from tidemill._listener import pass_on
+from tidemill._listener import pass_on, wait_seconds
 
 
 class AsyncDriver:
@@ -18,15 +18,16 @@ class AsyncDriver:
         self._follower = follower
         self._subscription: Subscription | None = None
 
-    async def advance(self, timeout: float) -> None:
-        """Read if that is due, else wait ``timeout`` seconds at most for a message."""
+    async def advance(self, deadline: float | None) -> None:
+        """Read if that is due, else wait for a message; ``JobNotFinished`` after ``deadline``."""
         follower = self._follower
         if follower.must_read:
             follower.take_reply(await self._link.read(follower.next_read()))
             return
         if self._subscription is None:
             self._subscription = await self._listener.listen(follower.channel)
-        pass_on(await self._subscription.get(timeout), follower)
+        notice = await self._subscription.get(wait_seconds(follower.job_id, deadline))
+        pass_on(notice, follower)
 
     async def close(self) -> None:
         """Stop listening; to advance again starts it again."""

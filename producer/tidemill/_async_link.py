@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from tidemill._cancellation import heeding_cancellation
 from tidemill._patience import LibraryExists, LibraryMissing, Patience, broker_errors
 from tidemill._reads import Read
 from tidemill.protocol.errors import BrokerUnavailable, TidemillError
@@ -48,6 +49,10 @@ class AsyncLink:
 
     async def retry(self, action: Callable[[], Awaitable[R]]) -> R:
         """Do ``action``, which may be repeated, until the broker answers."""
+        with heeding_cancellation():
+            return await self._retry(action)
+
+    async def _retry(self, action: Callable[[], Awaitable[R]]) -> R:
         patience, may_load = Patience(self._timeout), True
         while True:
             try:

@@ -7,6 +7,7 @@ from contextlib import suppress
 import redis.asyncio
 from redis.asyncio.client import PubSub
 
+from tidemill._cancellation import heeding_cancellation
 from tidemill._listener import BROKEN, LOST, TICK_SECONDS, Notice, read_notice
 from tidemill.protocol.keys import ShardKeys
 
@@ -85,10 +86,10 @@ class AsyncListener:
     async def close(self) -> None:
         """End the task and give the connection back."""
         task, self._task = self._task, None
-        if task is not None:
+        while task is not None and not task.done():
+            # Again and again: redis-py may swallow a cancellation.
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait({task}, timeout=_REOPEN_WAIT_SECONDS)
         await self._drop()
 
     def _forget(self, reader: Subscription) -> None:
@@ -145,6 +146,6 @@ class AsyncListener:
             return
         async with self._lock:
             if self._pubsub is not None:
-                with suppress(*BROKEN):
+                with heeding_cancellation(), suppress(*BROKEN):
                     # On the same connection the task meets the same error and opens another one.
                     await getattr(self._pubsub, action)(channel)

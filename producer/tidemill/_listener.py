@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol, Self
 import redis
 from redis.client import PubSub
 
+from tidemill.protocol.errors import JobNotFinished
+
 #: Without a message for so long, a reader looks at the truth again.
 TICK_SECONDS = 1.5
 
@@ -57,6 +59,16 @@ def read_notice(message: dict[str, Any] | None) -> Notice | None:
         return None
     data = message["data"] if message["type"] == "message" else None
     return Notice(message["channel"].decode(), data)
+
+
+def wait_seconds(job_id: str, deadline: float | None) -> float:
+    """Return how long to wait for a notice; raises ``JobNotFinished`` if time is up."""
+    if deadline is None:
+        return TICK_SECONDS
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise JobNotFinished(f"{job_id} is not finished, and time is up", job_id=job_id)
+    return min(left, TICK_SECONDS)
 
 
 class Listener:

@@ -1,6 +1,6 @@
 """The asynchronous twin of ``tidemill.client``."""
 
-import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,13 +15,12 @@ from tidemill._async_submitter import AsyncSubmitter
 from tidemill._await_result import ResultFollower
 from tidemill._cancel import cancel_call, final_state
 from tidemill._endpoint import find_endpoint
-from tidemill._listener import TICK_SECONDS
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
 from tidemill._reads import JobStatus, job_status, location
 from tidemill._request import JobOptions, JobSpec, Prompt, SamplingOptions, one_key_for_many
 from tidemill._window import Window
 from tidemill.async_stream import AsyncTokenStream
-from tidemill.protocol.errors import BrokerError, JobError, JobNotFinished, TidemillError
+from tidemill.protocol.errors import BrokerError, JobError, TidemillError
 from tidemill.protocol.keys import keys_of
 from tidemill.protocol.messages import ModelCard, SamplingParams
 from tidemill.protocol.states import JobState
@@ -142,24 +141,18 @@ class AsyncProducer:
         Raises ``JobFailed`` and ``JobCancelled``, which carry the partial result, ``JobNotFound``,
         or ``JobNotFinished`` after ``timeout`` seconds.
         """
-        try:
-            async with asyncio.timeout(timeout):
-                outcome = outcome_of(await self._await_result(job_id))
-        except TimeoutError as error:
-            raise JobNotFinished(f"{job_id} is not finished yet", job_id=job_id) from error
-        if isinstance(outcome, JobError):
-            raise outcome
-        return outcome
-
-    async def _await_result(self, job_id: str) -> Result:
+        deadline = None if timeout is None else time.monotonic() + timeout
         follower = ResultFollower(job_id)
         driver = AsyncDriver(self._link, self._listener, follower)
         try:
             while follower.result is None:
-                await driver.advance(TICK_SECONDS)
-            return follower.result
+                await driver.advance(deadline)
         finally:
             await driver.close()
+        outcome = outcome_of(follower.result)
+        if isinstance(outcome, JobError):
+            raise outcome
+        return outcome
 
     async def cancel(self, job_id: str) -> JobState:
         """End a job now and return its final state: another one if it had ended before.

@@ -11,7 +11,6 @@ from tidemill._async_listener import AsyncListener
 from tidemill._follow import Chunk, TokenFollower
 from tidemill.protocol.messages import JobEnd
 from tidemill.result import failure_of
-from tidemill.stream import wait_seconds
 
 
 class AsyncTokenStream(AsyncIterator[Chunk]):
@@ -59,7 +58,7 @@ class AsyncTokenStream(AsyncIterator[Chunk]):
             if self._follower.end is not None:
                 await self.close()
                 raise failure_of(self.job_id, self._follower.end) or StopAsyncIteration
-            await self._driver.advance(wait_seconds(self.job_id, deadline))
+            await self._driver.advance(deadline)
         chunk = self._follower.ready.popleft()
         self._taken = chunk.end
         return chunk

@@ -7,8 +7,7 @@ from typing import Self
 
 from tidemill._follow import Chunk, TokenFollower
 from tidemill._link import Link
-from tidemill._listener import TICK_SECONDS, Listener, pass_on
-from tidemill.protocol.errors import JobNotFinished
+from tidemill._listener import Listener, pass_on, wait_seconds
 from tidemill.protocol.messages import JobEnd
 from tidemill.result import failure_of
 
@@ -82,13 +81,3 @@ class TokenStream(Iterator[Chunk]):
             return
         self._listener.add(follower.channel)
         pass_on(self._listener.get(wait_seconds(self.job_id, deadline)), follower)
-
-
-def wait_seconds(job_id: str, deadline: float | None) -> float:
-    """Return how long to wait for a message; raises ``JobNotFinished`` if time is up."""
-    if deadline is None:
-        return TICK_SECONDS
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise JobNotFinished(f"{job_id} had no new token in time", job_id=job_id)
-    return min(left, TICK_SECONDS)

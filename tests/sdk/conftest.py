@@ -1,6 +1,6 @@
 """A producer of each kind, and a mill that does what a test says."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,7 @@ import pytest
 import redis
 
 from support.fake_mill import FakeMill
-from support.twins import TWINS, Twin
-
-MakeTwin = Callable[..., Twin]
+from support.twins import TWINS, MakeTwin, Twin
 
 
 @pytest.fixture(autouse=True)

@@ -5,17 +5,43 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import redis
+import tokenizers
 
-from support.fake_worker import FakeWorker
 from support.shard import CANCELLED, expire_lease, lead, reap
 from support.wait import wait_until
 from tidemill.protocol import calls
-from tidemill.protocol.codec import decode
+from tidemill.protocol.codec import WIRE_VERSION, decode, encode
 from tidemill.protocol.functions import run
+from tidemill.protocol.ids import new_worker_id
 from tidemill.protocol.keys import CONSUMER, GROUP, ShardKeys
-from tidemill.protocol.messages import GenerateRequest, JobEnd, JobResult, TokenChunk, Usage
+from tidemill.protocol.messages import (
+    GenerateRequest,
+    JobEnd,
+    JobResult,
+    ModelCard,
+    TokenChunk,
+    Usage,
+    WorkerInfo,
+    WorkerStatus,
+)
+from tidemill.service.tokenizer import Tokenizer
+from tidemill.service.tokenizer_files import TokenizerFiles
 
 KEYS = ShardKeys()
+
+_LEASE_MS = 60_000
+
+
+CHAT_TEMPLATE = """{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}
+{%- if add_generation_prompt %}assistant{% endif %}"""
+
+
+def make_tokenizer(*words: str) -> Tokenizer:
+    """A tokenizer that gives each word its place in ``words``, counted from 1, and others 0."""
+    vocab = {word: index for index, word in enumerate(("?", *words))}
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "?"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return Tokenizer(TokenizerFiles(raw.to_str(), chat_template=CHAT_TEMPLATE))
 
 
 def text_of(position: int) -> str:
@@ -87,9 +113,20 @@ class Attempt:
 class FakeMill:
     """Leads the shard and serves one model; needs a client of its own per thread."""
 
-    def __init__(self, client: redis.Redis, *, model: str = "m", bundle: bytes = b"none") -> None:
+    def __init__(
+        self, client: redis.Redis, *, model: str = "m", tokenizer: Tokenizer | None = None
+    ) -> None:
         self.client = client
-        self.worker = FakeWorker(client, model=model, bundle=bundle)
+        tokenizer = tokenizer or make_tokenizer("a", "b", "c")
+        self.worker_id = new_worker_id()
+        self.card = ModelCard(
+            name=model,
+            revision="r1",
+            tokenizer_digest=tokenizer.digest,
+            max_model_len=512,
+            vocab_size=50_000,
+        )
+        self._register(tokenizer.to_bundle())
         self._epoch = lead(client)
 
     def claim(self, timeout: float = 10.0) -> Attempt:
@@ -127,6 +164,26 @@ class FakeMill:
             )
             run(self.client, call)
 
+    def report(self, **status: object) -> None:
+        """Write a worker status."""
+        stream = KEYS.status(self.worker_id)
+        self.client.xadd(stream, {"s": encode(WorkerStatus.model_validate(status))})
+        self.client.pexpire(stream, _LEASE_MS)
+
+    def _register(self, bundle: bytes) -> None:
+        info = WorkerInfo(
+            worker_id=self.worker_id,
+            model=self.card.name,
+            num_blocks=100,
+            max_num_seqs=8,
+            max_num_batched_tokens=2048,
+            wire_version=WIRE_VERSION,
+        )
+        call = calls.register(
+            KEYS, info=info, card=self.card, tokenizer=bundle, lease_ms=_LEASE_MS
+        )
+        run(self.client, call)
+
     def _claim(self) -> Attempt | None:
         for queue in self.client.zrange(KEYS.active_queues, 0, -1):
             name = queue.decode()
@@ -142,15 +199,15 @@ class FakeMill:
             job_id=job_id,
             queue=queue,
             entry_id=entry_id,
-            worker_id=self.worker.worker_id,
+            worker_id=self.worker_id,
             epoch=self._epoch,
-            lease_ms=60_000,
+            lease_ms=_LEASE_MS,
         )
         fence = run(self.client, call).fence
         if not fence or request is None:
             return None
         decoded = decode(request, GenerateRequest)
-        worker_id = self.worker.worker_id
+        worker_id = self.worker_id
         return Attempt(self.client, job_id, fence, worker_id, decoded, key.decode())
 
 

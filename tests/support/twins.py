@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -158,4 +158,5 @@ class _StreamTwin:
             raise StopIteration from None
 
 
+MakeTwin = Callable[..., Twin]
 TWINS: dict[str, Any] = {"sync": Producer, "async": AsyncTwin}
