@@ -30,14 +30,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         setup_logging(service.log_level, "worker")
         config = parse_config(sys.argv[1:] if arguments is None else arguments, service)
         exit_with_parent(grace_seconds=config.drain_seconds)
-        with Drain() as drain:
-            return 0 if _serve(config, drain) else 1
+        return 0 if _serve(config) else 1
+    except KeyboardInterrupt:
+        # While the model loads there is nothing to drain.
+        return 130
     except TidemillError as error:
         print(f"error: {error.one_line()}", file=sys.stderr)
         return 1
 
 
-def _serve(config: WorkerConfig, drain: Drain) -> bool:
+def _serve(config: WorkerConfig) -> bool:
     with connect(config.redis_url) as client:
         # A model takes long to load; a wrong address need not.
         check_server(client)
@@ -46,7 +48,7 @@ def _serve(config: WorkerConfig, drain: Drain) -> bool:
 
     model = load_model(config)
     process = WorkerProcess(model, _process_config(config))
-    with _metrics_endpoint(config, process):
+    with Drain() as drain, _metrics_endpoint(config, process):
         done = process.run(drain, on_ready=lambda: _announce(config, model))
     _log.info("worker %s has left", model.info.worker_id)
     return done

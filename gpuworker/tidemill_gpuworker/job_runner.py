@@ -138,6 +138,11 @@ class JobRunner:
         except TidemillError as error:
             self._remove(job_id)
             self._fail(claim.job, error.one_line())
+        except Exception as error:
+            # The outermost frame of one job, as in ``step``: its output cannot be replayed.
+            _log.exception("%s: cannot be added to the engine", job_id)
+            self._remove(job_id)
+            self._fail(claim.job, f"the job cannot be started: {type(error).__name__}")
 
     def _remove(self, job_id: str) -> None:
         self._running.pop(job_id, None)

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from support import shard
-from support.fake_engine import VOCAB_SIZE, FakeProcessor, FakeRunner, FakeSampler
+from support.fake_engine import VOCAB_SIZE, FakeOutput, FakeProcessor, FakeRunner, FakeSampler
 from support.shard import KEYS
 from support.wait import wait_until
 from tidemill.protocol import calls
@@ -45,6 +45,20 @@ WORDS = ("<eos>", "tide", "mill", "water", "wheel", "grain")
 
 #: Publishes fast, so that tests need not wait.
 FAST = PublishPolicy(stream_seconds=0.002, quiet_seconds=0.004, slack_seconds=0.0)
+
+
+#: A prompt with this token has an output that cannot be turned into text from the third token on.
+GARBLED = 777
+
+
+class GarbledProcessor(FakeProcessor):
+    """Fails in mid-stream."""
+
+    def process(self, token_id: int) -> FakeOutput:
+        """Take two tokens, refuse the third."""
+        if len(self.taken) == 2:
+            raise UnicodeError("planted")
+        return super().process(token_id)
 
 
 class PacedRunner(FakeRunner):
@@ -100,7 +114,8 @@ def make_engine(runner: FakeRunner, num_blocks: int = NUM_BLOCKS) -> Engine:
     scheduler = StepScheduler(config, BlockManager(num_blocks, BLOCK_SIZE))
 
     def make_processor(seq: Sequence) -> FakeProcessor:
-        return FakeProcessor(seq.params.max_tokens or 8)
+        kind = GarbledProcessor if GARBLED in seq.prompt_ids else FakeProcessor
+        return kind(seq.params.max_tokens or 8)
 
     return Engine(runner, FakeSampler(), scheduler, make_processor)
 

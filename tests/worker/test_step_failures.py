@@ -2,9 +2,10 @@
 
 import redis
 
+from support import shard
 from support.fake_engine import generate
 from support.shard import read_log
-from support.worker_rig import Rig, make_request, result_of
+from support.worker_rig import GARBLED, Rig, make_request, result_of, submit
 
 POISON = 666
 
@@ -62,3 +63,30 @@ def test_a_batch_that_is_too_large_is_run_in_smaller_ones(
     for job_id, prompt in zip(jobs, prompts, strict=True):
         rig.wait_for(job_id, "done")
         assert read_log(redis_client, job_id).ids == generate(prompt, 12)
+
+
+def test_an_output_that_cannot_be_told_fails_alone(redis_client: redis.Redis, rig: Rig) -> None:
+    prompts = [(1, 2), (GARBLED,), (5, 6)]
+    jobs = [rig.give(make_request(prompt, num_tokens=30)) for prompt in prompts]
+    rig.runner.run_free()
+    rig.wait_for(jobs[1], "failed")
+    assert len(read_log(redis_client, jobs[1]).ids) <= 2
+    for job_id, prompt in ((jobs[0], (1, 2)), (jobs[2], (5, 6))):
+        rig.wait_for(job_id, "done")
+        assert read_log(redis_client, job_id).ids == generate(prompt, 30)
+
+
+def test_a_log_that_cannot_be_replayed_fails_its_job_alone(
+    redis_client: redis.Redis, rig: Rig, epoch: int
+) -> None:
+    job_id = submit(redis_client, make_request((GARBLED,)))
+    fence = shard.dispatch(redis_client, job_id, epoch, worker="wkr_dead").fence
+    assert shard.append(redis_client, job_id, fence, 0, 4).accepted
+    shard.expire_lease(redis_client, job_id)
+    assert shard.reap(redis_client, job_id) == 1
+    rig.runner.run_free()
+    rig.dispatch(job_id)
+    rig.wait_for(job_id, "failed")
+    assert read_log(redis_client, job_id).ids == [0, 1, 2, 3]
+    healthy = rig.give(make_request())
+    rig.wait_for(healthy, "done")
