@@ -1,13 +1,13 @@
-"""``AsyncProducer.map``: many jobs, a bounded number of them at once, one task each."""
+"""``AsyncProducer.map``: many jobs, a bounded number of them at once."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable
 
 from tidemill._async_submitter import AsyncSubmitter
 from tidemill._request import JobOptions, JobSpec, Prompt
 from tidemill._window import Window
 from tidemill.protocol.calls import Submitted
-from tidemill.protocol.errors import BrokerError, JobError, QueueFull, TidemillError
+from tidemill.protocol.errors import BrokerError, QueueFull, TidemillError
 from tidemill.result import Result
 
 Outcome = Result | TidemillError
@@ -17,7 +17,8 @@ Items = Iterable[Prompt | JobSpec] | AsyncIterable[Prompt | JobSpec]
 class AsyncBulk:
     """One run of ``map``; ``in_flight`` names its unfinished jobs.
 
-    ``wait`` waits for one job's result.
+    One task fetches items, one submits, in order, all that were fetched meanwhile, and one waits
+    for each job by way of ``wait``.
     """
 
     def __init__(
@@ -30,12 +31,13 @@ class AsyncBulk:
     ) -> None:
         self._submitter = submitter
         self._wait = wait
-        self._source = _as_async(items)
-        self._options = options
+        self._source = _as_specs(items, options)
         self._window = window
-        self._pull: asyncio.Task[Prompt | JobSpec | None] | None = None
-        self._is_exhausted = False
+        self._pending: list[tuple[int, JobSpec]] = []
+        self._is_exhausted = self._is_fetching = self._is_submitting = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._progress = asyncio.Event()
         self.in_flight: set[str] = set()
 
     async def run(self) -> AsyncGenerator[Outcome, None]:
@@ -44,77 +46,88 @@ class AsyncBulk:
             while True:
                 for outcome in self._window.pop():
                     yield outcome
-                if not self._next_pull() and not self._tasks:
+                if self._failure is not None:
+                    raise self._failure
+                self._fetch_next()
+                if self._is_exhausted and not self._window.num_in_flight:
                     return
-                await self._progress()
+                await self._progress.wait()
+                self._progress.clear()
         finally:
             await self._stop()
 
-    def _next_pull(self) -> bool:
-        """Begin to fetch the next item if it may start; false if there is none to wait for."""
-        if self._pull is None and self._window.has_room and not self._is_exhausted:
-            self._pull = asyncio.ensure_future(anext(self._source, None))
-        return self._pull is not None
+    def _fetch_next(self) -> None:
+        if self._window.has_room and not self._is_fetching and not self._is_exhausted:
+            self._is_fetching = True
+            self._spawn(self._fetch())
 
-    async def _progress(self) -> None:
-        """Wait until an item was fetched or a job ended."""
-        waited = self._tasks if self._pull is None else {*self._tasks, self._pull}
-        done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            if task is self._pull:
-                self._start(await self._pull)
-            else:
-                self._tasks.discard(task)
-                await task
-
-    def _start(self, item: Prompt | JobSpec | None) -> None:
-        self._pull = None
-        if item is None:
+    async def _fetch(self) -> None:
+        spec = await anext(self._source, None)
+        self._is_fetching = False
+        if spec is None:
             self._is_exhausted = True
             return
-        spec = JobSpec.of(item, self._options)
-        self._tasks.add(asyncio.create_task(self._run_one(self._window.start(), spec)))
+        self._pending.append((self._window.start(), spec))
+        if not self._is_submitting:
+            self._is_submitting = True
+            self._spawn(self._submit())
 
-    async def _run_one(self, index: int, spec: JobSpec) -> None:
+    async def _submit(self) -> None:
+        while batch := self._pending:
+            self._pending = []
+            receipts = await self._submitter.submit_many([spec for _, spec in batch])
+            refused, wait_seconds = [], 0.0
+            for (index, spec), receipt in zip(batch, receipts, strict=True):
+                if isinstance(receipt, QueueFull):
+                    refused.append((index, spec))
+                    wait_seconds = receipt.retry_after_seconds
+                else:
+                    self._take(index, receipt)
+            self._progress.set()
+            if refused:
+                self._pending = refused + self._pending
+                await asyncio.sleep(wait_seconds)
+        self._is_submitting = False
+
+    def _take(self, index: int, receipt: Submitted | TidemillError) -> None:
+        if isinstance(receipt, TidemillError):
+            self._window.finish(index, receipt)
+        else:
+            self.in_flight.add(receipt.job_id)
+            self._spawn(self._await(index, receipt.job_id))
+
+    async def _await(self, index: int, job_id: str) -> None:
         try:
-            self._window.finish(index, await self._result_of(spec))
+            self._window.finish(index, await self._wait(job_id))
         except BrokerError:
             raise
         except TidemillError as error:
             self._window.finish(index, error)
-
-    async def _result_of(self, spec: JobSpec) -> Result:
-        job_id = await self._submit(spec)
-        self.in_flight.add(job_id)
-        try:
-            result = await self._wait(job_id)
-        except JobError:
-            self.in_flight.discard(job_id)
-            raise
         self.in_flight.discard(job_id)
-        return result
 
-    async def _submit(self, spec: JobSpec) -> str:
-        while True:
-            [receipt] = await self._submitter.submit_many([spec])
-            if isinstance(receipt, Submitted):
-                return receipt.job_id
-            if not isinstance(receipt, QueueFull):
-                raise receipt
-            await asyncio.sleep(receipt.retry_after_seconds)
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and self._failure is None:
+            self._failure = task.exception()
+        self._progress.set()
 
     async def _stop(self) -> None:
-        tasks = [*self._tasks, *([self._pull] if self._pull else [])]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._source.aclose()
 
 
-async def _as_async(items: Items) -> AsyncGenerator[Prompt | JobSpec, None]:
+async def _as_specs(items: Items, options: JobOptions) -> AsyncGenerator[JobSpec, None]:
     if isinstance(items, AsyncIterable):
         async for item in items:
-            yield item
+            yield JobSpec.of(item, options)
     else:
         for item in items:
-            yield item
+            yield JobSpec.of(item, options)

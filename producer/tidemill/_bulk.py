@@ -48,10 +48,11 @@ class Bulk:
         """Submit, wait and yield until every item has its outcome."""
         with self._group:
             while True:
+                # Before more is submitted: an error in here ends the run.
+                yield from self._window.pop()
                 self._submit(self._gather())
                 yield from self._window.pop()
                 if self._is_exhausted and not self._window.num_in_flight:
-                    yield from self._window.pop()
                     return
                 for job_id, outcome in self._group.wait(self._wait_seconds()).items():
                     for index in self._indices.pop(job_id):
