@@ -33,9 +33,7 @@ void decode_item(const AttentionArgs& a, const WorkItem& w, float* acc, Softmax*
   const auto* row = (const typename T::Scalar*)a.query +
                     a.cu_seqlens_q[w.seq] * a.query_token_stride;
   for (int g = 0; g < group; g++)
-    for (int i = 0; i < dim; i += kLanes)
-      Float32::store(&query[g * dim + i],
-                     T::load(row + (w.kv_head * group + g) * a.query_head_stride + i) * a.scale);
+    load_row<T>(row + (w.kv_head * group + g) * a.query_head_stride, &query[g * dim], dim, a.scale);
   for (int i = 0; i < group * dim; i++) acc[i] = 0.0f;
   for (int g = 0; g < group; g++) states[g] = Softmax{};
   const float* q = query.data();
@@ -59,13 +57,14 @@ void write_output(const AttentionArgs& a, int seq, int kv_head, int splits, floa
       const Softmax& part = states[s * group + g];
       sum += part.sum * std::exp(part.max - max);
     }
-    for (int i = 0; i < dim; i += kLanes) {
-      Vec total = splat(0.0f);
-      for (int s = 0; s < splits; s++)
-        total += Float32::load(acc + ((int64_t)s * group + g) * dim + i) *
-                 std::exp(states[s * group + g].max - max);
-      T::store(row + (kv_head * group + g) * a.out_head_stride + i, total / sum);
+    // The sum of the splits replaces the first of them.
+    float* merged = acc + g * dim;
+    for (int s = 0; s < splits; s++) {
+      const float* part = acc + ((int64_t)s * group + g) * dim;
+      const float factor = std::exp(states[s * group + g].max - max);
+      for (int i = 0; i < dim; i++) merged[i] = (s ? merged[i] : 0.0f) + part[i] * factor;
     }
+    store_row<T>(row + (kv_head * group + g) * a.out_head_stride, merged, dim, sum);
   }
 }
 

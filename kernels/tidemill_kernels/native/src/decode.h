@@ -33,52 +33,90 @@ TM_INLINE float weigh(float* scores, int count, Softmax& state) {
   return shrink;
 }
 
+// scores[g][j] = query[g] . keys[j]; query is [GROUP, dim] in pair order.
+template <class T, int GROUP>
+TM_INLINE void score_tokens(const float* query, const typename T::Scalar** keys,
+                            const typename T::Scalar** values, int count, int vecs,
+                            float (*scores)[kChunk]) {
+  const int dim = vecs * kLanes;
+  const int row_bytes = dim * (int)sizeof(typename T::Scalar);
+  Vec sums[GROUP][kLanes];
+  for (int g = 0; g < GROUP; g++)
+    for (int l = 0; l < kLanes; l++) sums[g][l] = splat(0.0f);
+  for (int first = 0; first < count; first += kLanes) {
+    const int rest = count - first < kLanes ? count - first : kLanes;
+    for (int j = 0; j < rest; j++) {
+      const auto* key = keys[first + j];
+      for (int z = 0; z < row_bytes; z += 64)
+        __builtin_prefetch((const char*)values[first + j] + z);
+      Vec even[GROUP], odd[GROUP];
+      for (int g = 0; g < GROUP; g++) even[g] = odd[g] = splat(0.0f);
+      for (int i = 0; i + 1 < vecs; i += 2) {
+        Vec a, b;
+        T::load_pair(key + i * kLanes, a, b);
+        for (int g = 0; g < GROUP; g++) {
+          even[g] += Float32::load(query + g * dim + i * kLanes) * a;
+          odd[g] += Float32::load(query + g * dim + (i + 1) * kLanes) * b;
+        }
+      }
+      if (vecs % 2) {
+        const Vec a = T::load(key + (vecs - 1) * kLanes);
+        for (int g = 0; g < GROUP; g++)
+          even[g] += Float32::load(query + g * dim + (vecs - 1) * kLanes) * a;
+      }
+      for (int g = 0; g < GROUP; g++) sums[g][j] = even[g] + odd[g];
+    }
+    for (int g = 0; g < GROUP; g++) Float32::store(scores[g] + first, sum_each(sums[g]));
+  }
+}
+
+// acc[g] = acc[g] * shrink[g] + sum over j of weights[g][j] * values[j]; acc is in pair order.
+template <class T, int GROUP>
+TM_INLINE void add_values(float (*weights)[kChunk], const float* shrink,
+                          const typename T::Scalar** values, int count, int vecs, float* acc) {
+  const int dim = vecs * kLanes;
+  for (int i = 0; i < vecs; i += 2) {
+    const bool pair = i + 1 < vecs;
+    Vec low[GROUP], high[GROUP];
+    for (int g = 0; g < GROUP; g++) {
+      float* at = acc + g * dim + i * kLanes;
+      low[g] = Float32::load(at) * shrink[g];
+      high[g] = pair ? Float32::load(at + kLanes) * shrink[g] : splat(0.0f);
+    }
+    for (int j = 0; j < count; j++) {
+      Vec a, b = splat(0.0f);
+      if (pair)
+        T::load_pair(values[j] + i * kLanes, a, b);
+      else
+        a = T::load(values[j] + i * kLanes);
+      for (int g = 0; g < GROUP; g++) {
+        low[g] += weights[g][j] * a;
+        high[g] += weights[g][j] * b;
+      }
+    }
+    for (int g = 0; g < GROUP; g++) {
+      float* at = acc + g * dim + i * kLanes;
+      Float32::store(at, low[g]);
+      if (pair) Float32::store(at + kLanes, high[g]);
+    }
+  }
+}
+
 // One KV head, `GROUP` of its query heads, tokens [begin, end). `VECS` = head_dim / 8, or 0 where
-// it is known only at run time. acc: [GROUP, head_dim].
+// it is known only at run time. query, acc: [GROUP, head_dim].
 template <class T, int VECS, int GROUP>
 void decode_range(const AttentionArgs& a, int seq, int kv_head, const float* query, int begin,
                   int end, float* acc, Softmax* states) {
   const int vecs = VECS ? VECS : a.head_dim / kLanes;
-  const int dim = vecs * kLanes;
   const typename T::Scalar *keys[kChunk], *values[kChunk];
   alignas(64) float scores[GROUP][kChunk];
+  float shrink[GROUP];
   for (int start = begin; start < end; start += kChunk) {
     const int count = end - start < kChunk ? end - start : kChunk;
     cached_rows<T>(a, seq, kv_head, start, count, keys, values);
-    for (int j = 0; j < count; j++) {
-      const char* value = (const char*)values[j];
-      for (int z = 0; z < dim * (int)sizeof(typename T::Scalar); z += 64)
-        __builtin_prefetch(value + z);
-      Vec sums[GROUP];
-      for (int g = 0; g < GROUP; g++) sums[g] = splat(0.0f);
-      for (int i = 0; i < vecs; i++) {
-        const Vec k = T::load(keys[j] + i * kLanes);
-        for (int g = 0; g < GROUP; g++) sums[g] += Float32::load(query + g * dim + i * kLanes) * k;
-      }
-      for (int g = 0; g < GROUP; g++) scores[g][j] = sum_lanes(sums[g]);
-    }
-    float shrink[GROUP];
+    score_tokens<T, GROUP>(query, keys, values, count, vecs, scores);
     for (int g = 0; g < GROUP; g++) shrink[g] = weigh(scores[g], count, states[g]);
-    for (int i = 0; i < vecs; i += 2) {
-      const bool pair = i + 1 < vecs;
-      Vec low[GROUP], high[GROUP];
-      for (int g = 0; g < GROUP; g++) {
-        low[g] = Float32::load(acc + g * dim + i * kLanes) * shrink[g];
-        high[g] = pair ? Float32::load(acc + g * dim + (i + 1) * kLanes) * shrink[g] : splat(0.0f);
-      }
-      for (int j = 0; j < count; j++) {
-        const Vec v = T::load(values[j] + i * kLanes);
-        const Vec w = pair ? T::load(values[j] + (i + 1) * kLanes) : splat(0.0f);
-        for (int g = 0; g < GROUP; g++) {
-          low[g] += scores[g][j] * v;
-          high[g] += scores[g][j] * w;
-        }
-      }
-      for (int g = 0; g < GROUP; g++) {
-        Float32::store(acc + g * dim + i * kLanes, low[g]);
-        if (pair) Float32::store(acc + g * dim + (i + 1) * kLanes, high[g]);
-      }
-    }
+    add_values<T, GROUP>(scores, shrink, values, count, vecs, acc);
   }
 }
 

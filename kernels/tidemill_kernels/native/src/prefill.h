@@ -54,11 +54,11 @@ inline void matmul(const float* a, int64_t a_stride, const float* b, int64_t b_s
 
 // One thread's buffers, allocated once per call.
 struct PrefillScratch {
-  std::vector<float> query, acc, keys, values, scores;
+  std::vector<float> query, acc, keys, values, scores, row;
   std::vector<Softmax> states;
   PrefillScratch(int rows, int dim)
       : query(rows * dim), acc(rows * dim), keys(dim * kChunk), values(kChunk * dim),
-        scores(rows * kChunk), states(rows) {}
+        scores(rows * kChunk), row(dim), states(rows) {}
 };
 
 // Keys go in transposed, [dim, kChunk], values as they are; unused columns are zero.
@@ -68,12 +68,11 @@ void load_chunk(const AttentionArgs& a, int seq, int kv_head, int begin, int cou
   const typename T::Scalar *keys[kChunk], *values[kChunk];
   const int dim = a.head_dim;
   cached_rows<T>(a, seq, kv_head, begin, count, keys, values);
-  for (int j = 0; j < count; j++)
-    for (int i = 0; i < dim; i += kLanes) {
-      const Vec k = T::load(keys[j] + i);
-      for (int l = 0; l < kLanes; l++) s.keys[(i + l) * kChunk + j] = k[l];
-      Float32::store(&s.values[j * dim + i], T::load(values[j] + i));
-    }
+  for (int j = 0; j < count; j++) {
+    load_row<T>(keys[j], s.row.data(), dim, 1.0f);
+    for (int i = 0; i < dim; i++) s.keys[i * kChunk + j] = s.row[i];
+    load_row<T>(values[j], &s.values[j * dim], dim, 1.0f);
+  }
   for (int j = count; j < kChunk; j++)
     for (int i = 0; i < dim; i++) s.keys[i * kChunk + j] = 0.0f;
 }
@@ -89,10 +88,8 @@ void prefill_tile(const AttentionArgs& a, int seq, int kv_head, int first, int t
     const auto* q = (const typename T::Scalar*)a.query +
                     (int64_t)(start + first + r / group) * a.query_token_stride +
                     (kv_head * group + r % group) * a.query_head_stride;
-    for (int i = 0; i < dim; i += kLanes) {
-      Float32::store(&s.query[r * dim + i], T::load(q + i) * a.scale);
-      Float32::store(&s.acc[r * dim + i], splat(0.0f));
-    }
+    load_row<T>(q, &s.query[r * dim], dim, a.scale);
+    std::memset(&s.acc[r * dim], 0, sizeof(float) * dim);
     s.states[r] = Softmax{};
   }
   const int end = position + tokens;
@@ -122,8 +119,7 @@ void prefill_tile(const AttentionArgs& a, int seq, int kv_head, int first, int t
   for (int r = 0; r < rows; r++) {
     auto* out = first_out + r / group * a.out_token_stride +
                 (kv_head * group + r % group) * a.out_head_stride;
-    for (int i = 0; i < dim; i += kLanes)
-      T::store(out + i, Float32::load(&s.acc[r * dim + i]) / s.states[r].sum);
+    store_row<T>(out, &s.acc[r * dim], dim, s.states[r].sum);
   }
 }
 
