@@ -60,7 +60,7 @@ def is_complete(directory: Path) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line: print the model directory; errors are one line, status 1."""
+    """Command line: print the model directory; errors are one line, status 1 (130: Ctrl-C)."""
     parser = argparse.ArgumentParser(prog="python -m tidemill_gpuworker.demo_model")
     parser.add_argument("--cache-dir", type=Path, help="default: $TIDEMILL_CACHE_DIR or XDG")
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
@@ -72,6 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
     except TidemillError as error:
         print(f"error: {error.one_line()}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted; nothing half-made is left", file=sys.stderr)
+        return 130
     return 0
 
 

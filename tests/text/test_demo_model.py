@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.wait import wait_until
-from tidemill.protocol.errors import ConfigError, DamagedModel, ModelNotFound
-from tidemill_gpuworker import demo_model, demo_wheel
+from tidemill.protocol.errors import ConfigError, DamagedModel, ModelError, ModelNotFound
+from tidemill_gpuworker import demo_conversion, demo_model, demo_wheel
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights"}
 
@@ -215,6 +215,34 @@ def test_the_command_reports_an_error_on_one_line(
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err.startswith("error: ") and output.err.count("\n") == 1
+
+
+def test_ctrl_c_during_the_conversion_leaves_no_directory_and_no_traceback(
+    conversion: FakeConversion,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(gguf: Path, out: Path) -> None:
+        (out / "config.json").write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo_model, "convert", interrupt)
+    assert demo_model.main(["--cache-dir", str(tmp_path), "--quiet"]) == 130
+    assert capsys.readouterr().err == "interrupted; nothing half-made is left\n"
+    assert [path.suffix for path in (tmp_path / "models").iterdir()] == [".lock"]
+
+
+def test_a_conversion_that_fails_names_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = tmp_path / "python"
+    failing.write_text("#!/bin/sh\necho Traceback >&2\necho 'ValueError: no' >&2\nexit 1\n")
+    failing.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(failing))
+    with pytest.raises(ModelError, match="could not be converted: ValueError: no") as caught:
+        demo_conversion.convert(tmp_path / "x.gguf", tmp_path)
+    assert "\n" not in caught.value.one_line()
 
 
 @pytest.mark.model
