@@ -179,9 +179,7 @@ class FakeMill:
             max_num_batched_tokens=2048,
             wire_version=WIRE_VERSION,
         )
-        call = calls.register(
-            KEYS, info=info, card=self.card, tokenizer=bundle, lease_ms=_LEASE_MS
-        )
+        call = calls.register(KEYS, info=info, card=self.card, tokenizer=bundle, lease_ms=_LEASE_MS)
         run(self.client, call)
 
     def _claim(self) -> Attempt | None:

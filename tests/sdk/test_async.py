@@ -1,0 +1,180 @@
+"""What only the asynchronous client promises: one subscribed connection, and clean cancellation."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import redis
+
+from support.fake_mill import KEYS, Attempt, FakeMill, text_of
+from support.wait import wait_until_async
+from tidemill import AsyncProducer, Chunk, JobSpec
+from tidemill._async_listener import AsyncListener, Subscription
+from tidemill._listener import LOST, Notice
+from tidemill.service.redis import connect_async
+
+
+@pytest.fixture
+async def producer(redis_url: str) -> AsyncIterator[AsyncProducer]:
+    async with AsyncProducer(redis_url) as producer:
+        yield producer
+
+
+def num_subscribed(client: redis.Redis) -> int:
+    return len(client.client_list(_type="pubsub"))
+
+
+def num_channels(client: redis.Redis) -> int:
+    return len(client.pubsub_channels(KEYS.token_channel("job_*")))
+
+
+async def submit(producer: AsyncProducer, mill: FakeMill, num: int) -> list[Attempt]:
+    await producer.submit_many([JobSpec([1]) for _ in range(num)])
+    return [mill.claim() for _ in range(num)]
+
+
+async def test_many_streams_share_one_connection(
+    producer: AsyncProducer, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    attempts = await submit(producer, mill, 20)
+
+    async def read(job_id: str) -> list[Chunk]:
+        return [chunk async for chunk in producer.stream(job_id)]
+
+    readers = [asyncio.create_task(read(attempt.job_id)) for attempt in attempts * 2]
+    await wait_until_async(lambda: num_channels(redis_client) == 20)
+    assert num_subscribed(redis_client) == 1
+    for attempt in attempts:
+        attempt.say(2)
+        await asyncio.sleep(0)
+        attempt.finish(1)
+    for chunks in await asyncio.gather(*readers):
+        assert [token for chunk in chunks for token in chunk.ids] == [0, 1, 2]
+    await wait_until_async(lambda: num_channels(redis_client) == 0)
+    assert num_subscribed(redis_client) == 1
+
+
+async def test_a_reader_cancelled_at_any_point_ends_and_leaves_nothing(
+    producer: AsyncProducer, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    [attempt] = await submit(producer, mill, 1)
+    for num_turns in range(60):
+        task = asyncio.create_task(producer.result(attempt.job_id))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=10)
+        assert done and task.cancelled(), f"cancelled after {num_turns} turns of the loop"
+    await wait_until_async(lambda: num_channels(redis_client) == 0)
+    attempt.finish(1)
+    assert (await producer.result(attempt.job_id)).token_ids == (0,)
+
+
+async def test_a_cancelled_wait_inside_a_timeout_is_a_timeout(
+    producer: AsyncProducer, mill: FakeMill
+) -> None:
+    [attempt] = await submit(producer, mill, 1)
+    for seconds in (0.0, 0.0001, 0.001, 0.01):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await producer.result(attempt.job_id)
+
+
+async def test_a_job_can_be_cancelled_while_its_task_is_being_cancelled(
+    producer: AsyncProducer, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    [attempt] = await submit(producer, mill, 1)
+
+    async def read_and_clean_up() -> None:
+        try:
+            await producer.result(attempt.job_id)
+        except asyncio.CancelledError:
+            await producer.cancel(attempt.job_id)
+            raise
+
+    task = asyncio.create_task(read_and_clean_up())
+    await wait_until_async(lambda: num_channels(redis_client) == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await producer.job_status(attempt.job_id)).state == "cancelled"
+
+
+async def test_closing_at_any_point_leaves_no_task(mill: FakeMill, redis_url: str) -> None:
+    async with AsyncProducer(redis_url) as producer:
+        [attempt] = await submit(producer, mill, 1)
+    before = asyncio.all_tasks()
+    for num_turns in range(40):
+        async with AsyncProducer(redis_url) as producer:
+            reader = asyncio.create_task(producer.result(attempt.job_id))
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            reader.cancel()
+            await asyncio.wait({reader})
+        assert asyncio.all_tasks() == before
+
+
+async def test_a_slow_reader_loses_no_token(producer: AsyncProducer, mill: FakeMill) -> None:
+    [attempt] = await submit(producer, mill, 1)
+    stream = producer.stream(attempt.job_id)
+    attempt.say()
+    chunks = [await anext(stream)]
+    for _ in range(1500):
+        attempt.say()
+    attempt.finish()
+    chunks += [chunk async for chunk in stream]
+    assert "".join(chunk.text for chunk in chunks) == "".join(map(text_of, range(1501)))
+
+
+async def test_a_reader_that_lags_far_behind_is_told_of_a_loss_once() -> None:
+    reader = Subscription("c")
+    for _ in range(600):
+        reader.put(Notice("c", b"x"))
+    notices = [await reader.get(0) for _ in range(100)]
+    assert notices[0] == LOST
+    assert notices[1:88] == [Notice("c", b"x")] * 87
+    assert notices[88:] == [None] * 12
+
+
+async def test_a_second_reader_of_a_channel_is_confirmed_as_well(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    client = connect_async(redis_url)
+    listener = AsyncListener(client)
+    first = await listener.listen("c")
+    assert await first.get(5) == Notice("c")
+    second = await listener.listen("c")
+    assert await second.get(5) == Notice("c")
+    redis_client.publish("c", "x")
+    assert await first.get(5) == await second.get(5) == Notice("c", b"x")
+    await listener.discard(first)
+    redis_client.publish("c", "y")
+    assert await second.get(5) == Notice("c", b"y")
+    assert await first.get(0) is None
+    await listener.discard(second)
+    await listener.close()
+    await client.aclose()
+
+
+async def test_an_asynchronous_source_can_be_mapped(
+    producer: AsyncProducer, mill: FakeMill
+) -> None:
+    finished = asyncio.Event()
+
+    async def source() -> AsyncIterator[list[int]]:
+        yield [1]
+        # The next item depends on the first result: it must not be waited for before that.
+        await finished.wait()
+        yield [2]
+
+    results = producer.map(source(), max_in_flight=8)
+    first = asyncio.ensure_future(anext(results))
+    attempt = await asyncio.to_thread(mill.claim)
+    attempt.finish(1)
+    assert (await first).token_ids == (0,)
+    finished.set()
+    second = asyncio.ensure_future(anext(results))
+    attempt = await asyncio.to_thread(mill.claim)
+    attempt.finish(2)
+    assert (await second).token_ids == (0, 1)
+    assert [result async for result in results] == []
