@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,8 +38,9 @@ class Checkpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all tensors in the files."""
-        return sum(e.end - e.start for file in self._files for e in file.entries.values())
+        """Size of all tensors in the dtype they are handed out in."""
+        shapes = (entry.shape for file in self._files for entry in file.entries.values())
+        return sum(math.prod(shape) for shape in shapes) * self._dtype.itemsize
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
         """Return a copy of one tensor; raises DamagedModel if it is missing or shaped otherwise."""

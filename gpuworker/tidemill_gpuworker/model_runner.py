@@ -44,7 +44,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes taken: weight files, KV pool when full, and the process's peak resident set."""
+    """Bytes taken: weights, KV pool when full, and the process's peak resident set."""
 
     weights: int
     kv_cache: int

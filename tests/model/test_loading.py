@@ -1,6 +1,8 @@
 """What a model directory is read as: sizes, weights in any layout, memory, revision."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +146,32 @@ def test_warming_up_takes_a_small_cache_and_leaves_it_usable(tmp_path: Path) -> 
     runner = ModelRunner(save_tiny_model("llama-tied", tmp_path), block_size=4, num_blocks=1)
     runner.warm_up()
     assert runner.num_blocks == 1
+
+
+_LOAD = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from tidemill_gpuworker.model_runner import ModelRunner
+runner = ModelRunner(Path(sys.argv[1]), dtype=sys.argv[2], num_blocks=2000, num_threads=2)
+runner.warm_up()
+print(json.dumps(asdict(runner.memory_use()) | {"modules": sorted(sys.modules)}))
+"""
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def loaded(demo_model_dir: Path, request: pytest.FixtureRequest) -> Any:
+    """What a process that loaded the real model says of itself."""
+    command = [sys.executable, "-c", _LOAD, str(demo_model_dir), request.param]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
+@pytest.mark.model
+def test_loading_takes_little_more_memory_than_the_weights(loaded: Any) -> None:
+    # The cache is not full, so it must fit without its share of the bound.
+    assert loaded["peak_resident"] <= 1.2 * loaded["weights"] + 500e6
+
+
+@pytest.mark.model
+def test_loading_imports_no_transformers(loaded: Any) -> None:
+    assert "transformers" not in loaded["modules"]
