@@ -15,7 +15,14 @@ def test_the_demo_answers_a_dozen_prompts_and_shows_a_table(
     with sandbox(tmp_path) as box:
         done = box.run("demo", "--max-tokens", "24", timeout_seconds=150)
     assert done.status == 0, done.stderr
-    for expected in ("capital of France", "Paris", "first token", "tokens/s", "hit)", "0 problems"):
+    for expected in (
+        "capital of France",
+        "Paris",
+        "first token",
+        "tokens/s",
+        "% hit",
+        "12 streams, 0 with",
+    ):
         assert expected in done.stdout
 
 

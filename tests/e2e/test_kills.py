@@ -6,6 +6,7 @@ import random
 import signal
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,10 +81,8 @@ async def kill_all_kinds(stack: Stack, jobs: list[Followed], rng: random.Random)
     rng.shuffle(victims)
     for kill_number, kind in enumerate(victims, start=1):
         goal = kill_number * NUM_JOBS * MAX_TOKENS // (len(victims) + 2)
-        await wait_until_async(
-            lambda goal=goal: _streamed(jobs) >= goal, 150, "streams stand still"
-        )
-        pids = await wait_until_async(lambda kind=kind: stack.pids(kind), 60, f"no {kind}")
+        await wait_until_async(partial(_has_streamed, jobs, goal), 150, "streams stand still")
+        pids = await wait_until_async(partial(stack.pids, kind), 60, f"no {kind}")
         os.kill(rng.choice(pids), signal.SIGKILL)
     return victims
 

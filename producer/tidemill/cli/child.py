@@ -100,6 +100,8 @@ class Child:
         with output:
             for line in output:
                 self._last_lines.append(line.rstrip("\n"))
-                self._sink(line)
+                # Whoever gives the process up tells its complaint; once is enough.
+                if not line.startswith(ERROR_PREFIX):
+                    self._sink(line)
         self._process.wait()
         self._on_exit(self)

@@ -34,6 +34,9 @@ def demo(
     workers: Annotated[int, typer.Option(min=1, max=8, help="Number of worker processes.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of each answer.")] = 96,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="float32 gives exact tokens; bfloat16 is faster.")
+    ] = "float32",
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the processes' logs.")] = False,
 ) -> None:
     """Answer a dozen prompts with a real model, several at once, and show how it went.
@@ -53,7 +56,7 @@ def demo(
             num_workers=workers,
             worker_args=(
                 *("--model", str(directory), "--served-model-name", name),
-                *("--device", device),
+                *("--device", device, "--dtype", dtype),
             ),
             environment=(*_ENVIRONMENT, *thread_environment(workers, None)),
         )

@@ -53,10 +53,10 @@ class DemoView:
 
 def summary(run: DemoRun) -> Table:
     """Return the table of figures: one row an answer, and the sums."""
-    table = Table(title="Answers", title_justify="left")
-    table.add_column("prompt")
-    for name in ("prompt tokens", "from cache", "tokens", "first token", "tokens/s", "end"):
-        table.add_column(name, justify="right")
+    table = Table(title="Tokens in, cached and out; time to the first token", title_justify="left")
+    table.add_column("prompt", no_wrap=True, overflow="ellipsis", min_width=16)
+    for name in ("in", "cached", "out", "first token", "tokens/s", "end"):
+        table.add_column(name, justify="right", no_wrap=True)
     for answer in run.answers:
         table.add_row(answer.question, *_figures(answer))
     table.add_section()
@@ -88,9 +88,9 @@ def _sums(run: DemoRun) -> tuple[str, ...]:
     cached = sum(usage.cached_tokens for usage in usages)
     return (
         f"{prompt}",
-        f"{cached} ({cached / max(1, prompt):.0%} hit)",
+        f"{cached / max(1, prompt):.0%} hit",
         f"{run.num_tokens}",
-        f"median {statistics.median(waits):.2f} s" if waits else "-",
+        f"p50 {statistics.median(waits):.2f} s" if waits else "-",
         f"{run.num_tokens / max(run.seconds, 1e-9):.1f}",
         "",
     )
@@ -99,7 +99,7 @@ def _sums(run: DemoRun) -> tuple[str, ...]:
 def _verdict(run: DemoRun) -> str:
     killer = run.killer
     if run.problems or killer is None:
-        return f"{len(run.answers)} streams, {len(run.problems)} problems"
+        return f"{len(run.answers)} streams, {len(run.problems)} with a gap or a repeated token"
     return (
         f"Worker {killer.killed_pid} was killed after {killer.tokens_then} tokens;"
         f" {len(run.answers)} streams went on without a gap or a repeated token."

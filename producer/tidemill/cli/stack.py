@@ -223,7 +223,7 @@ class Stack:
                 continue
             name = child.spec.name
             delay = restarts.setdefault(name, Backoff()).next_seconds()
-            _log.warning("%s ended with status %s, starting it again", name, child.exit_status)
+            _log.warning("starting %s again: %s", name, child.complaint)
             if not self._stopping.wait(delay):
                 self._spawn(child.spec)
 
