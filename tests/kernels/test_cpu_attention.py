@@ -57,6 +57,20 @@ def test_half_precision_is_off_by_its_rounding_alone(
     check(backend, Shape(9, 3, dtype=dtype), *MIXED)
 
 
+@pytest.mark.parametrize("head_dim", [64, 72])
+def test_bfloat16_results_are_rounded_to_the_nearest(
+    backend: AttentionBackend, head_dim: int
+) -> None:
+    problem = make_problem(Shape(6, 2, head_dim, dtype=torch.bfloat16), *MIXED)
+    out = problem.poisoned_out()
+    backend.paged_attention(
+        out, problem.query, problem.key_cache, problem.value_cache, problem.metadata, problem.scale
+    )
+    # Sums are float32, so only values next to a rounding boundary may fall on its other side.
+    differs = out != problem.expected().bfloat16()
+    assert float(differs.double().mean()) < 0.005
+
+
 @pytest.mark.parametrize("seq_len", [1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1300])
 def test_a_decode_of_any_length_equals_the_reference(
     backend: AttentionBackend, seq_len: int
