@@ -44,12 +44,14 @@ class AsyncBulk:
         """Submit, wait and yield until every item has its outcome."""
         try:
             while True:
-                for outcome in self._window.pop():
-                    yield outcome
+                # More may end while the caller handles an outcome.
+                while outcomes := self._window.pop():
+                    for outcome in outcomes:
+                        yield outcome
                 if self._failure is not None:
                     raise self._failure
                 self._fetch_next()
-                if self._is_exhausted and not self._window.num_in_flight:
+                if self._is_exhausted and self._window.is_empty:
                     return
                 await self._progress.wait()
                 self._progress.clear()
@@ -75,7 +77,7 @@ class AsyncBulk:
     async def _submit(self) -> None:
         while batch := self._pending:
             self._pending = []
-            receipts = await self._submitter.submit_many([spec for _, spec in batch])
+            receipts = await self._receipts([spec for _, spec in batch])
             refused, wait_seconds = [], 0.0
             for (index, spec), receipt in zip(batch, receipts, strict=True):
                 if isinstance(receipt, QueueFull):
@@ -88,6 +90,16 @@ class AsyncBulk:
                 self._pending = refused + self._pending
                 await asyncio.sleep(wait_seconds)
         self._is_submitting = False
+
+    async def _receipts(self, specs: list[JobSpec]) -> list[Submitted | TidemillError]:
+        task = asyncio.ensure_future(self._submitter.submit_many(specs))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # What the broker has accepted by now must be known to be cancelled there.
+            accepted = [receipt for receipt in await task if isinstance(receipt, Submitted)]
+            self.in_flight.update(receipt.job_id for receipt in accepted)
+            raise
 
     def _take(self, index: int, receipt: Submitted | TidemillError) -> None:
         if isinstance(receipt, TidemillError):

@@ -52,7 +52,7 @@ class Bulk:
                 yield from self._window.pop()
                 self._submit(self._gather())
                 yield from self._window.pop()
-                if self._is_exhausted and not self._window.num_in_flight:
+                if self._is_exhausted and self._window.is_empty:
                     return
                 for job_id, outcome in self._group.wait(self._wait_seconds()).items():
                     for index in self._indices.pop(job_id):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import redis
 
 from tidemill.protocol.errors import BrokerError, BrokerUnavailable, BrokerUnsupported
-from tidemill.service.redis import translate
+from tidemill.service.redis import is_refused, translate
 
 #: How long one call may wait for the broker, in seconds.
 DEFAULT_TIMEOUT_SECONDS = 10.0
@@ -39,8 +39,7 @@ class Patience:
     def next_wait(self, error: BrokerUnavailable) -> float:
         """Return how long to wait before the next try; raises ``error`` if time is up."""
         left = self._deadline - time.monotonic()
-        refused = isinstance(error.__cause__, redis.AuthenticationError)
-        if left <= 0 or refused:
+        if left <= 0 or is_refused(error):
             raise error
         wait = min(self._wait, left) * random.uniform(0.5, 1.0)
         self._wait = min(self._wait * 2, _CAP_SECONDS)

@@ -206,7 +206,7 @@ def _sampling_params(options: dict[str, Any]) -> SamplingParams:
     params = options.pop("params", None)
     if isinstance(options.get("stop"), str):
         options["stop"] = (options["stop"],)
-    given = {} if params is None else params.model_dump(exclude_unset=True)
+    given = {} if params is None else params.model_dump()
     return SamplingParams(**{**given, **options})
 
 

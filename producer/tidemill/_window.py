@@ -33,6 +33,11 @@ class Window(Generic[T]):
         return self._num_started - self._num_taken - len(self._done)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether every item that started has been taken out."""
+        return self._num_started == self._num_taken
+
+    @property
     def has_room(self) -> bool:
         """Whether another item may start."""
         num_ahead = self._num_started - self._num_taken

@@ -178,3 +178,34 @@ async def test_an_asynchronous_source_can_be_mapped(
     attempt.finish(2)
     assert (await second).token_ids == (0, 1)
     assert [result async for result in results] == []
+
+
+async def test_what_ends_while_a_result_is_handled_is_not_forgotten(
+    producer: AsyncProducer, mill: FakeMill
+) -> None:
+    results = producer.map([[1], [2], [3]], max_in_flight=3, ordered=False)
+    first = asyncio.ensure_future(anext(results))
+    attempts = [await asyncio.to_thread(mill.claim) for _ in range(3)]
+    attempts[0].finish(1)
+    assert (await first).job_id == attempts[0].job_id
+    for attempt in attempts[1:]:
+        attempt.finish(1)
+        await producer.result(attempt.job_id)
+    assert len([result async for result in results]) == 2
+
+
+async def test_a_map_cancelled_at_any_point_leaves_no_job_running(
+    producer: AsyncProducer, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    async def consume() -> None:
+        async for _ in producer.map([[1], [2], [3]], max_in_flight=2):
+            pass
+
+    for num_turns in range(0, 120, 3):
+        task = asyncio.create_task(consume())
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert not redis_client.hgetall(KEYS.counters), f"after {num_turns} turns of the loop"

@@ -1,6 +1,7 @@
 """The pure part of a stream: any mix of late, repeated and lost messages gives the log."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -107,7 +108,7 @@ def assert_told(chunks: list[Chunk], script: Script, start: int = 0) -> None:
     assert ids == list(range(start, len(script.result.ids)))
     before = "".join(chunk.text for chunk in script.chunks if chunk.end <= start and chunk.ids)
     assert before + "".join(chunk.text for chunk in chunks) == script.result.text
-    for earlier, later in zip(chunks, chunks[1:], strict=False):
+    for earlier, later in pairwise(chunks):
         assert earlier.end == later.start
 
 
@@ -169,7 +170,7 @@ def test_a_log_rewritten_with_other_boundaries_is_cut_where_the_reader_was(
 ) -> None:
     # A server that loses acknowledged writes gets the same tokens again, split differently.
     total = max(sum(first), sum(second))
-    sizes = [second + [total - sum(second)], first + [total - sum(first)]]
+    sizes = [[*second, total - sum(second)], [*first, total - sum(first)]]
     old, new = ([size for size in each if size] for each in sizes)
     before = write_log(new, [False] * len(new), lengths, "")
     after = write_log(old, [True] * len(old), lengths, "!")
@@ -188,6 +189,26 @@ def test_a_message_of_the_next_tokens_is_given_out_without_a_look_at_the_log() -
     follower.take_message(script.messages[1])
     assert [chunk.ids for chunk in drain(follower)] == [(0,), (1, 2)]
     assert not follower.must_read
+
+
+def test_a_message_that_was_told_already_is_not_looked_up() -> None:
+    script = write_log([1, 2], [False, False], [1], "")
+    follower = TokenFollower(new_job_id())
+    read(follower, script.entries[:3], JobState.RUNNING)
+    follower.take_message(script.messages[0])
+    follower.take_message(script.messages[1])
+    assert not follower.must_read
+    assert len(drain(follower)) == 2
+
+
+def test_a_full_page_of_the_log_calls_for_the_next_one() -> None:
+    script = write_log([1] * PAGE_SIZE, [False] * PAGE_SIZE, [1], "")
+    follower = TokenFollower(new_job_id())
+    read(follower, script.entries[:PAGE_SIZE], JobState.RUNNING)
+    assert follower.must_read
+    read(follower, script.entries, JobState.DONE)
+    assert not follower.must_read
+    assert_told(drain(follower), script)
 
 
 def test_a_message_that_is_no_message_causes_a_look_at_the_log() -> None:

@@ -279,4 +279,4 @@ def test_a_window_bounds_what_is_started_and_what_is_held() -> None:
     assert window.pop() == []
     window.finish(0, "0")
     assert len(window.pop()) == 2 * REORDER_FACTOR
-    assert (window.num_in_flight, window.has_room) == (0, True)
+    assert (window.num_in_flight, window.has_room, window.is_empty) == (0, True, True)

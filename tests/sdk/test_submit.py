@@ -1,6 +1,6 @@
 """What goes on the queue, and what is refused before it does."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import redis
@@ -21,10 +21,13 @@ from tidemill import (
     _submitter,
 )
 from tidemill import _async_submitter as async_submitter
+from tidemill.protocol import functions
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import MAX_SEED
 from tidemill.protocol.prefix import hash_blocks, routing_key
 from tidemill.service.prompt import extra_keys
+
+T = TypeVar("T")
 
 LONG = list(range(1, 200))
 
@@ -293,6 +296,41 @@ def test_an_absent_server_is_told_within_the_timeout(make_twin: MakeTwin) -> Non
     producer = make_twin("redis://127.0.0.1:1/0", timeout=0.2)
     with pytest.raises(BrokerUnavailable, match="does not answer"):
         producer.submit([1])
+
+
+def test_wrong_credentials_are_not_tried_again(
+    make_twin: MakeTwin, redis_url: str, redis_client: redis.Redis
+) -> None:
+    redis_client.config_resetstat()
+    producer = make_twin(f"{redis_url}?password=guess", timeout=20.0)
+    with pytest.raises(BrokerUnavailable, match="credentials"):
+        producer.submit([1])
+    assert redis_client.info("commandstats")["cmdstat_auth"]["calls"] <= 2
+
+
+def test_a_job_whose_receipt_was_lost_is_queued_once(
+    producer: Twin, mill: FakeMill, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[bool] = []
+
+    def lose_once(reply: T) -> T:
+        if not lost:
+            lost.append(True)
+            raise redis.ConnectionError("the reply was lost")
+        return reply
+
+    def run_many(*args: Any) -> Any:
+        return lose_once(functions.run_many(*args))
+
+    async def run_many_async(*args: Any) -> Any:
+        return lose_once(await functions.run_many_async(*args))
+
+    monkeypatch.setattr("tidemill._link.run_many", run_many)
+    monkeypatch.setattr("tidemill._async_link.run_many_async", run_many_async)
+    job_id = producer.submit([1]).id
+    assert lost
+    assert queued(redis_client) == 1
+    assert mill.claim().job_id == job_id
 
 
 def test_the_embedded_server_is_the_default(make_twin: MakeTwin) -> None:

@@ -80,17 +80,13 @@ def translate() -> Iterator[None]:
     """Raise ``BrokerUnavailable`` in place of what redis-py raises when the server is away."""
     try:
         yield
-    except exceptions.AuthenticationError as error:
-        raise BrokerUnavailable(
-            f"the broker refused the credentials: {error}",
-            fix="Check the user and password in TIDEMILL_REDIS_URL.",
-        ) from error
-    except exceptions.BusyLoadingError as error:
-        raise BrokerUnavailable(
-            "the broker is still loading its data", fix="Try again in a moment."
-        ) from error
     except _UNAVAILABLE as error:
-        raise BrokerUnavailable(f"the broker does not answer: {error}", fix=_FIX) from error
+        raise _unavailable(error) from error
+
+
+def is_refused(error: BrokerUnavailable) -> bool:
+    """Whether the server was there but refused the credentials, so that waiting is in vain."""
+    return isinstance(_told(error.__cause__), exceptions.AuthenticationError)
 
 
 def check_server(client: redis.Redis) -> ServerInfo:
@@ -130,6 +126,26 @@ def redact(url: str) -> str:
     if "@" not in parts.netloc:
         return url.partition("?")[0]
     return f"{parts.scheme}://***@{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _unavailable(error: Exception) -> BrokerUnavailable:
+    told = _told(error)
+    if isinstance(told, exceptions.AuthenticationError):
+        return BrokerUnavailable(
+            f"the broker refused the credentials: {told}",
+            fix="Check the user and password in TIDEMILL_REDIS_URL.",
+        )
+    if isinstance(told, exceptions.BusyLoadingError):
+        return BrokerUnavailable(
+            "the broker is still loading its data", fix="Try again in a moment."
+        )
+    return BrokerUnavailable(f"the broker does not answer: {error}", fix=_FIX)
+
+
+def _told(error: BaseException | None) -> BaseException | None:
+    # redis-py's asynchronous client wraps what a new connection was told in a ConnectionError.
+    cause = error.__cause__ if error else None
+    return cause if isinstance(cause, exceptions.RedisError) else error
 
 
 def _options(client_name: str, timeout_seconds: float) -> dict[str, Any]:
