@@ -5,7 +5,7 @@ import redis
 
 from support.fake_engine import generate
 from support.shard import KEYS, read_log
-from support.worker_rig import Rig, make_request, state_of, submit
+from support.worker_rig import Rig, make_request, state_of
 from tidemill.protocol.codec import decode
 from tidemill.protocol.messages import WorkerStatus
 
@@ -38,23 +38,22 @@ def test_a_job_that_arrives_during_the_drain_goes_back_at_once(
 def test_a_second_signal_gives_jobs_back_with_their_tokens(
     redis_client: redis.Redis, redis_url: str, rig: Rig
 ) -> None:
-    job_id = rig.give(make_request((8, 8), num_tokens=30))
+    job_id = rig.give(make_request((8, 8), num_tokens=100))
     rig.runner.allow(5)
     rig.wait_for_tokens(job_id, 5)
     rig.drain.request()
     rig.drain.request()
-    rig.runner.allow(2)
-    rig.join()
+    rig.step_until(lambda: rig.has_left)
     assert rig.left_clean
     assert state_of(redis_client, job_id) == "queued"
     assert redis_client.zscore(KEYS.running, job_id) is None
     first = read_log(redis_client, job_id).ids
-    assert 5 <= len(first) < 30
+    assert 5 <= len(first) < 100
     with Rig(redis_client, redis_url, rig.epoch).running() as second:
         second.runner.run_free()
         second.dispatch(job_id)
         second.wait_for(job_id, "done")
-    assert read_log(redis_client, job_id).ids == generate([8, 8], 30)
+    assert read_log(redis_client, job_id).ids == generate([8, 8], 100)
 
 
 @pytest.mark.leaks_keys
@@ -112,8 +111,7 @@ def test_a_dead_thread_ends_the_worker(redis_client: redis.Redis, rig: Rig) -> N
 
 @pytest.mark.leaks_keys
 def test_the_last_status_before_a_drain_ends_says_so(redis_client: redis.Redis, rig: Rig) -> None:
-    job_id = submit(redis_client, make_request(num_tokens=4))
-    rig.dispatch(job_id)
+    rig.give(make_request(num_tokens=124))
     rig.begin_drain()
     entries = redis_client.xrange(KEYS.status(rig.worker_id))
     seen = [decode(fields[b"s"], WorkerStatus).draining for _, fields in entries]
