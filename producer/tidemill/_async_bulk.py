@@ -15,7 +15,7 @@ Items = Iterable[Prompt | JobSpec] | AsyncIterable[Prompt | JobSpec]
 
 
 class AsyncBulk:
-    """One run of ``map``; ``in_flight`` names its unfinished jobs.
+    """One run of ``map``; ``abandoned`` names the unfinished jobs that nobody could find again.
 
     One task fetches items, one submits, in order, all that were fetched meanwhile, and one waits
     for each job by way of ``wait``.
@@ -38,7 +38,7 @@ class AsyncBulk:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._progress = asyncio.Event()
-        self.in_flight: set[str] = set()
+        self.abandoned: set[str] = set()
 
     async def run(self) -> AsyncGenerator[Outcome, None]:
         """Submit, wait and yield until every item has its outcome."""
@@ -94,18 +94,23 @@ class AsyncBulk:
     async def _receipts(self, specs: list[JobSpec]) -> list[Submitted | TidemillError]:
         task = asyncio.ensure_future(self._submitter.submit_many(specs))
         try:
-            return await asyncio.shield(task)
+            receipts = await asyncio.shield(task)
         except asyncio.CancelledError:
             # What the broker has accepted by now must be known to be cancelled there.
-            accepted = [receipt for receipt in await task if isinstance(receipt, Submitted)]
-            self.in_flight.update(receipt.job_id for receipt in accepted)
+            self._note_jobs(specs, await task)
             raise
+        self._note_jobs(specs, receipts)
+        return receipts
+
+    def _note_jobs(self, specs: list[JobSpec], receipts: list[Submitted | TidemillError]) -> None:
+        for spec, receipt in zip(specs, receipts, strict=True):
+            if isinstance(receipt, Submitted) and not spec.has_key:
+                self.abandoned.add(receipt.job_id)
 
     def _take(self, index: int, receipt: Submitted | TidemillError) -> None:
         if isinstance(receipt, TidemillError):
             self._window.finish(index, receipt)
         else:
-            self.in_flight.add(receipt.job_id)
             self._spawn(self._await(index, receipt.job_id))
 
     async def _await(self, index: int, job_id: str) -> None:
@@ -115,7 +120,7 @@ class AsyncBulk:
             raise
         except TidemillError as error:
             self._window.finish(index, error)
-        self.in_flight.discard(job_id)
+        self.abandoned.discard(job_id)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

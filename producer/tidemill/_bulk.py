@@ -20,7 +20,7 @@ Outcome = Result | TidemillError
 
 
 class Bulk:
-    """One run of ``map``; ``in_flight`` names its unfinished jobs."""
+    """One run of ``map``; ``abandoned`` names the unfinished jobs that nobody could find again."""
 
     def __init__(
         self,
@@ -36,13 +36,14 @@ class Bulk:
         self._window = window
         self._group = ResultGroup(link)
         self._indices: dict[str, list[int]] = {}
+        self._keyed: set[str] = set()
         self._refused: deque[tuple[int, JobSpec]] = deque()
         self._retry_at = 0.0
 
     @property
-    def in_flight(self) -> list[str]:
-        """Ids of the jobs that have no outcome yet."""
-        return list(self._indices)
+    def abandoned(self) -> set[str]:
+        """Ids of the jobs that have no outcome yet and no idempotency key."""
+        return self._indices.keys() - self._keyed
 
     def run(self) -> Iterator[Outcome]:
         """Submit, wait and yield until every item has its outcome."""
@@ -55,6 +56,7 @@ class Bulk:
                 if self._is_exhausted and self._window.is_empty:
                     return
                 for job_id, outcome in self._group.wait(self._wait_seconds()).items():
+                    self._keyed.discard(job_id)
                     for index in self._indices.pop(job_id):
                         self._window.finish(index, outcome)
 
@@ -78,14 +80,16 @@ class Bulk:
         receipts = self._submitter.submit_many([spec for _, spec in batch])
         for (index, spec), receipt in zip(batch, receipts, strict=True):
             if isinstance(receipt, Submitted):
-                self._await(index, receipt)
+                self._await(index, receipt, spec)
             elif isinstance(receipt, QueueFull):
                 self._refused.append((index, spec))
                 self._retry_at = time.monotonic() + receipt.retry_after_seconds
             else:
                 self._window.finish(index, receipt)
 
-    def _await(self, index: int, receipt: Submitted) -> None:
+    def _await(self, index: int, receipt: Submitted, spec: JobSpec) -> None:
+        if spec.has_key:
+            self._keyed.add(receipt.job_id)
         indices = self._indices.setdefault(receipt.job_id, [])
         indices.append(index)
         if len(indices) == 1:

@@ -73,6 +73,11 @@ class JobSpec:
         self.prompt = prompt
         self.options = options
 
+    @property
+    def has_key(self) -> bool:
+        """Whether submitting this again would find the same job."""
+        return self.options.get("idempotency_key") is not None
+
     @classmethod
     def of(cls, item: "Prompt | JobSpec", common: JobOptions) -> "JobSpec":
         """Return ``item`` as a spec; its own options go before the common ones."""

@@ -196,9 +196,9 @@ class Producer:
         """Run a job for each item and iterate over the results, in the items' order or as they end.
 
         At most ``max_in_flight`` jobs are unfinished at once, and ``items`` is read no faster than
-        that; a full queue is waited for.  The first error is raised, and the jobs still in flight
-        are cancelled then, or when the iterator is closed; with ``return_exceptions`` each error
-        takes the place of its result instead.
+        that; a full queue is waited for.  The first error is raised; with ``return_exceptions``
+        each error takes the place of its result instead.  When the iteration ends early, jobs still
+        in flight are cancelled, but for those with an idempotency key: another run finds them.
         """
         if options.get("idempotency_key") is not None:
             raise one_key_for_many()
@@ -215,7 +215,7 @@ class Producer:
         except BrokerError:
             raise
         except BaseException:
-            for job_id in bulk.in_flight:
+            for job_id in bulk.abandoned:
                 self.cancel(job_id)
             raise
 

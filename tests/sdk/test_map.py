@@ -185,6 +185,25 @@ def test_a_map_that_is_given_up_cancels_what_is_in_flight(
         wait_until(lambda: num_open(redis_client) == 0)
 
 
+def test_jobs_with_a_key_outlast_a_map_that_is_given_up(
+    producer: Twin, redis_client: redis.Redis, mill: FakeMill
+) -> None:
+    items = [JobSpec([index], idempotency_key=f"run:{index}") for index in (1, 2)]
+    results = producer.map([*items, [3]], max_in_flight=3, ordered=False)
+    got: list[Result] = []
+    thread = threading.Thread(target=lambda: got.append(next(results)))
+    thread.start()
+    attempts = [mill.claim() for _ in range(3)]
+    attempts[0].finish(1)
+    thread.join()
+    results.close()  # type: ignore[attr-defined]
+    assert producer.job_status(attempts[1].job_id).state == "run"
+    assert producer.job_status(attempts[2].job_id).state == "cancelled"
+    attempts[1].finish(2)
+    again = list(producer.map(items))
+    assert [result.job_id for result in again] == [attempt.job_id for attempt in attempts[:2]]
+
+
 def test_errors_take_the_place_of_results_if_asked_for(producer: Twin, redis_url: str) -> None:
     def work(attempt: Attempt) -> None:
         assert attempt.request.prompt_ids is not None
