@@ -16,7 +16,8 @@ from tidemill.result import failure_of
 class AsyncTokenStream(AsyncIterator[Chunk]):
     """Iterates over the chunks of one job's output; ends, raises and resumes as its twin does.
 
-    All streams of a client share one connection.  Belongs to one task.
+    All streams of a client share one connection.  To leave one early, close it or use it as a
+    context manager.  Belongs to one task.
     """
 
     def __init__(

@@ -18,7 +18,8 @@ class TokenStream(Iterator[Chunk]):
     It ends after the job's last chunk; then ``end`` tells how.  Raises ``JobFailed`` or
     ``JobCancelled`` there if the job did not end well, ``JobNotFinished`` after ``timeout``
     seconds without a chunk, and ``BrokerUnavailable`` if the broker stays away; then a new stream
-    may go on after ``position`` or the last chunk's ``event_id``.  Belongs to one thread.
+    may go on after ``position`` or the last chunk's ``event_id``.  To leave it early, close it or
+    use it as a context manager.  Belongs to one thread.
     """
 
     def __init__(
