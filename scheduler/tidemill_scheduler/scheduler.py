@@ -14,6 +14,9 @@ from tidemill_scheduler.prefix_order import GROUP_DEPTH
 from tidemill_scheduler.residency import Residency
 from tidemill_scheduler.workers import Worker
 
+#: Decisions of one tick.
+MAX_PER_TICK = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
@@ -87,13 +90,17 @@ class Scheduler:
             self._workers[worker_id].update(status, now)
 
     def tick(self, now: float) -> list[Dispatch]:
-        """Decide what goes out now; each decision is charged until ``sent`` or ``dropped``."""
+        """Decide what goes out now; each decision is charged until ``sent`` or ``dropped``.
+
+        Bounded, so that decisions are not held back by others: call again until it returns nothing.
+        """
         by_model: defaultdict[str, list[Worker]] = defaultdict(list)
         for worker in self._available(now):
             by_model[worker.info.model].append(worker)
         dispatches: list[Dispatch] = []
         for model, workers in by_model.items():
-            dispatches += _Round(self._queues[model], workers, self._residency).run()
+            limit = MAX_PER_TICK - len(dispatches)
+            dispatches += _Round(self._queues[model], workers, self._residency).run(limit)
         for dispatch in dispatches:
             del self._jobs[dispatch.job.job_id]
         return dispatches
@@ -130,17 +137,20 @@ class _Round:
         self._workers = {worker.info.worker_id: worker for worker in workers}
         self._heap = [(w.load, id_) for id_, w in self._workers.items() if w.has_credit]
         heapify(self._heap)
-        # Workers that found nothing to take, but might once another one is full.
+        # Workers that found nothing to take, but might once another one is full or crowded.
         self._idle: list[str] = []
+        # Set when the least loaded worker found no range to take over: then nobody would.
+        self._is_barren = False
 
-    def run(self) -> list[Dispatch]:
-        dispatches = []
-        while self._heap and len(self._queue):
+    def run(self, limit: int) -> list[Dispatch]:
+        dispatches: list[Dispatch] = []
+        while self._heap and len(self._queue) and len(dispatches) < limit:
             _, worker_id = heappop(self._heap)
             worker = self._workers[worker_id]
-            job = self._queue.next_for(worker_id, partial(self._yields, thief=worker))
+            job = self._next_for(worker)
             if job is None:
                 self._idle.append(worker_id)
+                self._is_barren = True
             elif (dispatch := self._place(job, worker)) is None:
                 self._wake_idle()
             else:
@@ -148,6 +158,12 @@ class _Round:
                 self._push(worker_id)
                 self._share(dispatch.worker_id)
         return dispatches
+
+    def _next_for(self, worker: Worker) -> WaitingJob | None:
+        worker_id = worker.info.worker_id
+        if self._is_barren:
+            return self._queue.peek(worker_id)
+        return self._queue.next_for(worker_id, partial(self._yields, thief=worker))
 
     def _place(self, job: WaitingJob, worker: Worker) -> Dispatch | None:
         target = self._home_of(job, worker) or worker
@@ -187,8 +203,10 @@ class _Round:
             self._wake_idle()
 
     def _wake_idle(self) -> None:
-        while self._idle:
+        # One is enough: it takes over from who is full, and wakes the next once it is full itself.
+        if self._idle:
             self._push(self._idle.pop())
+            self._is_barren = False
 
     def _push(self, worker_id: str) -> None:
         heappush(self._heap, (self._workers[worker_id].load, worker_id))

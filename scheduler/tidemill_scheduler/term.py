@@ -152,7 +152,7 @@ class Term:
             if dispatches:
                 self._health.note_work(runnable=True, num_dispatched=0)
                 num_sent = await self._dispatcher.send(dispatches)
-            if num_sent < len(dispatches):
+                # There may be more: a tick is bounded, and refused dispatches gave credit back.
                 self._wake_dispatch()
             runnable = self._scheduler.is_runnable(time.monotonic())
             self._health.note_work(runnable=runnable, num_dispatched=num_sent)
