@@ -111,7 +111,9 @@ def test_a_dead_thread_ends_the_worker(redis_client: redis.Redis, rig: Rig) -> N
 
 @pytest.mark.leaks_keys
 def test_the_last_status_before_a_drain_ends_says_so(redis_client: redis.Redis, rig: Rig) -> None:
-    rig.give(make_request(num_tokens=124))
+    job_id = rig.give(make_request(num_tokens=124))
+    rig.runner.allow(1)
+    rig.wait_for_tokens(job_id, 1)
     rig.begin_drain()
     entries = redis_client.xrange(KEYS.status(rig.worker_id))
     seen = [decode(fields[b"s"], WorkerStatus).draining for _, fields in entries]
