@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 
-from tidemill.protocol.errors import TidemillError
+from tidemill.protocol.errors import ConfigError, ModelError, TidemillError
 from tidemill.service.config import load_config
 from tidemill.service.log import setup_logging
 from tidemill.service.metrics import MetricsServer
@@ -24,19 +24,22 @@ _log = logging.getLogger("tidemill_gpuworker")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve a model until drained; returns the exit status."""
+    """Serve a model until drained; returns the exit status.
+
+    0 drained, 1 an error that may pass, 2 wrong settings or a model that cannot be served.
+    """
+    exit_with_parent()
     try:
         service = load_config()
         setup_logging(service.log_level, "worker")
         config = parse_config(sys.argv[1:] if arguments is None else arguments, service)
-        exit_with_parent(grace_seconds=config.drain_seconds)
         return 0 if _serve(config) else 1
     except KeyboardInterrupt:
         # While the model loads there is nothing to drain.
         return 130
     except TidemillError as error:
-        print(f"error: {error.one_line()}", file=sys.stderr)
-        return 1
+        print(f"tidemill-worker: {error.one_line()}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError | ModelError) else 1
 
 
 def _serve(config: WorkerConfig) -> bool:

@@ -38,11 +38,6 @@ class Background:
         """Start the thread."""
         self._thread.start()
 
-    @property
-    def is_closing(self) -> bool:
-        """Whether ``close`` was called."""
-        return self._closing.is_set()
-
     def wait(self, seconds: float) -> None:
         """Sleep on the thread, but not beyond ``close``."""
         self._closing.wait(seconds)

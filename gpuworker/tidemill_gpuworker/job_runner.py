@@ -169,7 +169,13 @@ class JobRunner:
 
     def _fail(self, job: Job, reason: str) -> None:
         _log.warning("%s: failed: %s", job.job_id, reason)
-        end = JobEnd(state=JobState.FAILED, finish_reason=FinishReason.ERROR, error=reason)
+        generated = self._publisher.generated(job)
+        end = JobEnd(
+            state=JobState.FAILED,
+            finish_reason=FinishReason.ERROR,
+            error=reason,
+            usage=Usage(completion_tokens=len(generated.ids) if generated else 0),
+        )
         metrics.ENDED_JOBS.labels(end.state).inc()
         self._publisher.publish([Update(job.job_id, end=end)])
 

@@ -101,11 +101,6 @@ class WorkerProcess:
         """Whether the engine moves."""
         return not self._heartbeat.engine_hangs
 
-    @property
-    def worker(self) -> Worker:
-        """The step loop."""
-        return self._worker
-
     def run(self, drain: Drain, on_ready: Callable[[], None] = lambda: None) -> bool:
         """Register, work until ``drain`` asks to stop, and leave; True if nothing was left open.
 
