@@ -13,7 +13,8 @@ from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.states import JobState
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
-from tidemill_scheduler.scheduler import Dispatch, Scheduler
+from tidemill_scheduler.placement import Dispatch
+from tidemill_scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import redis.asyncio
@@ -14,6 +15,7 @@ from tidemill.protocol.keys import CONSUMER, GROUP, ShardKeys
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
 from tidemill_scheduler.jobs import WaitingJob, is_queue_name, parse_pointer
+from tidemill_scheduler.quarantine import SUSPECT_CRASHES
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class Ingress:
             jobs += await self._read_some(queues[start : start + _QUEUES_PER_READ])
         if jobs:
             crash_point("scheduler.after_read")
-        return jobs
+        return await self._with_crashes(jobs)
 
     async def retire(self, queues: Sequence[str]) -> None:
         """Forget those of the queues that are empty."""
@@ -115,6 +117,17 @@ class Ingress:
             except MalformedMessage as error:
                 await self._bury(queue, entry_id.decode(), fields, error)
         return jobs
+
+    async def _with_crashes(self, jobs: list[WaitingJob]) -> list[WaitingJob]:
+        # The pointer does not tell, and only jobs that were tried so often can be suspects.
+        suspects = [job for job in jobs if job.attempts >= SUSPECT_CRASHES]
+        if not suspects:
+            return jobs
+        async with self._client.pipeline(transaction=False) as pipe:
+            for job in suspects:
+                pipe.hget(self._keys.job(job.job_id), "cr")
+            values = dict(zip((job.job_id for job in suspects), await pipe.execute(), strict=True))
+        return [replace(job, crashes=int(values.get(job.job_id) or 0)) for job in jobs]
 
     def _advance(self, queue: str, entries: Sequence[Entry]) -> bool:
         """Move on in the pending entries; true once they are all read, so that new ones follow."""

@@ -21,7 +21,10 @@ SortKey = tuple[bytes, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """One undispatched job; ``cost`` is its prompt's length in tokens."""
+    """One undispatched job; ``cost`` is its prompt's length in tokens.
+
+    ``attempts`` counts dispatches, ``crashes`` those in a row whose worker died without a token.
+    """
 
     job_id: str
     queue: str
@@ -31,6 +34,7 @@ class WaitingJob:
     cost: int = 0
     attempts: int = 0
     priority: int = 0
+    crashes: int = 0
 
     @property
     def sort_key(self) -> SortKey:

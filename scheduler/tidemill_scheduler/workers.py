@@ -12,6 +12,10 @@ MAX_STEPS_AHEAD = 2
 #: becomes free is filled without a round trip.
 QUEUE_SHARE = 8
 
+#: So many statuses in a row without waiting prompts show that all sequences produce tokens, and
+#: that the first of them were published.
+_SETTLED_STATUSES = 2
+
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
@@ -34,6 +38,7 @@ class Worker:
         self.heard_at = now
         self._in_flight: dict[str, _InFlight] = {}
         self._in_flight_tokens = 0
+        self._num_settled = 0
 
     @property
     def outstanding_tokens(self) -> int:
@@ -51,6 +56,13 @@ class Worker:
     def is_draining(self) -> bool:
         """Whether it asked for no more work."""
         return self.status is not None and self.status.draining
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all its sequences, if any, already produce tokens."""
+        return self.num_seqs == 0 or (
+            not self._in_flight and self._num_settled >= _SETTLED_STATUSES
+        )
 
     @property
     def seq_slack(self) -> int:
@@ -83,6 +95,7 @@ class Worker:
     def reserve(self, job_id: str, tokens: int) -> None:
         """Charge a job that is about to be sent."""
         self._in_flight[job_id] = _InFlight(tokens)
+        self._num_settled = 0
         self._in_flight_tokens += tokens
 
     def sent(self, job_id: str, command_id: str) -> None:
@@ -113,6 +126,8 @@ class Worker:
         ]
         for job_id in covered:
             self.drop(job_id)
+        is_settled = not (self._in_flight or status.num_waiting or status.waiting_tokens)
+        self._num_settled = self._num_settled + 1 if is_settled else 0
 
     def _has_tokens(self, tokens: int) -> bool:
         budget, outstanding = self.info.max_num_batched_tokens, self.outstanding_tokens

@@ -185,6 +185,41 @@ def test_a_job_that_crashes_its_workers_is_declared_dead(
     assert letter[b"a"] == b"3"
 
 
+def test_a_job_that_kills_its_workers_takes_no_neighbour_with_it(
+    leader: SchedulerProcess, redis_client: redis.Redis
+) -> None:
+    neighbours = [submit(redis_client) for _ in range(4)]
+    poison = submit(redis_client)
+    neighbours += [submit(redis_client) for _ in range(4)]
+
+    def serve_until_killed() -> bool:
+        worker = PuppetWorker(redis_client, lease_ms=500)
+
+        def step() -> bool:
+            claims = worker.read()
+            if poison in worker.job_ids:
+                return True
+            for claim in claims:
+                worker.finish(claim)
+            worker.beat()
+            worker.report()
+            return state_of(redis_client, poison) == "dead"
+
+        wait_until(step, LIVENESS_SECONDS)
+        return state_of(redis_client, poison) == "dead"
+
+    wait_until(serve_until_killed, 4 * LIVENESS_SECONDS)
+
+    worker = PuppetWorker(redis_client)
+    wait_until(
+        lambda: (worker.work_off() and False) or not redis_client.hgetall(KEYS.counters),
+        LIVENESS_SECONDS,
+    )
+    assert {state_of(redis_client, job_id) for job_id in neighbours} == {"done"}
+    [(_, letter)] = redis_client.xrange(KEYS.dead_letters)
+    assert letter[b"j"] == poison.encode()
+
+
 def test_health_and_metrics_are_served(
     redis_client: redis.Redis, start_scheduler: StartScheduler
 ) -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from support.waiting_jobs import make_job
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
-from tidemill_scheduler.scheduler import Dispatch, Scheduler
+from tidemill_scheduler.placement import Dispatch
+from tidemill_scheduler.scheduler import Scheduler
 
 GROUP = (1, 1, 1)
 GROUP_TOKENS = 192
