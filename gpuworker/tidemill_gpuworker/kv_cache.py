@@ -64,6 +64,22 @@ def num_blocks_in(num_bytes: int, config: ModelConfig, block_size: int, dtype: t
     return num_bytes // each
 
 
+def check_fits(
+    num_blocks: int,
+    config: ModelConfig,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Raise ConfigError if the pool takes more memory than ``device`` could still hand out."""
+    wanted, free = num_blocks * bytes_per_block(config, block_size, dtype), available_bytes(device)
+    if wanted > free:
+        raise ConfigError(
+            f"a KV cache of {wanted} bytes does not fit into the {free} bytes that are free",
+            fix="Lower the size of the KV cache.",
+        )
+
+
 def available_bytes(device: torch.device) -> int:
     """Return the memory that ``device`` could still hand out."""
     if device.type == "cuda":

@@ -12,7 +12,13 @@ import torch
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.messages import SamplingParams
 from tidemill_gpuworker.inputs import StepInputs, make_inputs
-from tidemill_gpuworker.kv_cache import KVCache, available_bytes, make_kv_cache, num_blocks_in
+from tidemill_gpuworker.kv_cache import (
+    KVCache,
+    available_bytes,
+    check_fits,
+    make_kv_cache,
+    num_blocks_in,
+)
 from tidemill_gpuworker.linear import can_pack
 from tidemill_gpuworker.loader import Checkpoint
 from tidemill_gpuworker.model_config import ModelConfig, load_model_config
@@ -89,7 +95,7 @@ class ModelRunner:
         self.model_config = load_model_config(model_dir)
         self.max_model_len = _context_limit(self.model_config, max_model_len)
         self.block_size = block_size
-        self._device = torch.device(device)
+        self._device = parse_device(device)
         self.dtype = choose_dtype(dtype, self.model_config, self._device)
         self.backend = _backend(self._device, block_size)
         checkpoint = Checkpoint(model_dir, dtype=self.dtype, device=self._device)
@@ -97,24 +103,11 @@ class ModelRunner:
         self._weight_bytes = checkpoint.num_bytes
         self._model: Model = LlamaModel(self.model_config, checkpoint, self.max_model_len)
         del checkpoint
-        if num_blocks is None:
-            budget = kv_cache_bytes or int(available_bytes(self._device) * memory_utilization)
-            num_blocks = num_blocks_in(budget, self.model_config, block_size, self.dtype)
-        self._cache = make_kv_cache(
-            self.model_config,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=self.dtype,
-            device=self._device,
-        )
+        share = int(available_bytes(self._device) * memory_utilization)
+        self._cache = self._make_cache(num_blocks, kv_cache_bytes or share)
         _logger.info(
             "loaded %s as %s on %s: %d KV blocks of %d tokens, %s kernels",
-            model_dir.name,
-            self.dtype,
-            device,
-            num_blocks,
-            block_size,
-            self.backend.name,
+            *(model_dir.name, self.dtype, device, self.num_blocks, block_size, self.backend.name),
         )
 
     @property
@@ -145,6 +138,34 @@ class ModelRunner:
     def memory_use(self) -> MemoryUse:
         """Return what the weights and the pool take, and the process's peak so far."""
         return MemoryUse(self._weight_bytes, self._cache.num_bytes, peak_resident_bytes())
+
+    def _make_cache(self, num_blocks: int | None, num_bytes: int) -> KVCache:
+        config, size, dtype = self.model_config, self.block_size, self.dtype
+        if num_blocks is None:
+            num_blocks = num_blocks_in(num_bytes, config, size, dtype)
+        check_fits(num_blocks, config, size, dtype, self._device)
+        return make_kv_cache(
+            config, num_blocks=num_blocks, block_size=size, dtype=dtype, device=self._device
+        )
+
+
+def parse_device(name: str) -> torch.device:
+    """Return the device called ``name``; raises ConfigError if there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {name!r}", fix="Choose cpu, cuda or cuda:N.") from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise ConfigError(f"device {name!r} is not supported", fix="Choose cpu, cuda or cuda:N.")
+    count = torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        raise ConfigError(
+            f"device {name!r} does not exist, torch sees {count} CUDA devices",
+            fix="Choose cpu, or install a driver and a torch build for CUDA.",
+        )
+    return device
 
 
 def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
@@ -186,6 +207,8 @@ def _backend(device: torch.device, block_size: int) -> AttentionBackend:
     if not backend.supports_block_size(block_size):
         raise ConfigError(
             f"block size {block_size} does not run on {device}",
-            fix=f"Choose one of {sorted(backend.block_sizes or ())}.",
+            fix=f"Choose one of {sorted(backend.block_sizes)}."
+            if backend.block_sizes
+            else "Choose 1 or more.",
         )
     return backend

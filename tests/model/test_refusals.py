@@ -257,6 +257,12 @@ def test_an_index_cannot_point_outside_the_directory(sharded_dir: Path) -> None:
         {"max_model_len": 513},
         {"max_model_len": 0},
         {"num_blocks": None, "kv_cache_bytes": 100},
+        {"num_blocks": None, "kv_cache_bytes": 10**15},
+        {"num_blocks": 10**10},
+        {"block_size": 0},
+        {"device": "tpu"},
+        {"device": "meta"},
+        {"device": f"cuda:{torch.cuda.device_count()}"},
     ],
 )
 def test_a_setting_that_does_not_fit_the_model_is_refused(
