@@ -1,6 +1,7 @@
 """A waiting job as the scheduler sees it: what its pointer on an ingress stream says."""
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,6 @@ MAX_KEY_BYTES = 1 << 19
 MAX_COST = 1 << 32
 
 _QUEUE = re.compile(r"p[012]:[A-Za-z0-9_.\-]{1,64}")
-_ENTRY_ID = re.compile(r"(\d+)-(\d+)")
 
 #: Place in the order: routing key, then the pointer's entry id, then the job id as tie-break.
 SortKey = tuple[bytes, int, int, str]
@@ -49,9 +49,15 @@ class WaitingJob:
 
 
 def entry_number(entry_id: str) -> tuple[int, int]:
-    """Return a stream entry id as numbers that compare as the server compares ids."""
+    """Return a stream entry id as numbers that compare as the server compares ids.
+
+    Raises ``MalformedMessage``.
+    """
     milliseconds, _, number = entry_id.partition("-")
-    return int(milliseconds), int(number)
+    try:
+        return int(milliseconds), int(number)
+    except ValueError as error:
+        raise MalformedMessage(f"{entry_id[:40]!r} is not an entry id") from error
 
 
 def is_queue_name(name: str) -> bool:
@@ -99,7 +105,8 @@ def _model(fields: Mapping[bytes, bytes]) -> str:
     model = _text(fields, b"m")
     if not 1 <= len(model) <= 256:
         raise MalformedMessage(f"m: a model's name has 1 to 256 characters, not {len(model)}")
-    return model
+    # There are few models and many jobs.
+    return sys.intern(model)
 
 
 def _key(fields: Mapping[bytes, bytes]) -> bytes:

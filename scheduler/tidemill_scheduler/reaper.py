@@ -102,6 +102,6 @@ class Reaper:
 
 
 def _expired(job_id: str, values: Sequence[bytes | None]) -> _Expired:
-    queue, idempotency_key = ((value or b"").decode() for value in values)
+    queue, idempotency_key = ((value or b"").decode("utf-8", "replace") for value in values)
     # A job whose hash is gone has no queue; the function only takes it off the index.
     return _Expired(job_id, queue or "p1:default", idempotency_key)

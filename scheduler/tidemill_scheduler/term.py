@@ -16,7 +16,7 @@ from tidemill_scheduler.config import SchedulerConfig
 from tidemill_scheduler.dispatcher import Dispatcher
 from tidemill_scheduler.health import Health
 from tidemill_scheduler.ingress import Ingress
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.jobs import WaitingJob, is_queue_name
 from tidemill_scheduler.leadership import Leadership
 from tidemill_scheduler.reaper import Reaper
 from tidemill_scheduler.scheduler import Scheduler
@@ -89,35 +89,40 @@ class Term:
                 message = await pubsub.get_message(
                     ignore_subscribe_messages=True, timeout=_TICK_SECONDS
                 )
-                if message is not None:
-                    self._rung_queues.add(message["data"].decode("utf-8", "replace"))
+                queue = message["data"].decode("utf-8", "replace") if message else ""
+                if is_queue_name(queue):
+                    self._rung_queues.add(queue)
                     self._rung.set()
 
     async def _take_in(self) -> None:
+        # Queues that may hold more; all get their turn, so that a long one holds nobody up.
+        queues: set[str] = set()
         next_sweep = 0.0
         while True:
             if time.monotonic() >= next_sweep:
-                self._health.beat()
-                await self._sweep()
                 next_sweep = time.monotonic() + _TICK_SECONDS
-            rung = sorted(self._rung_queues)
+                queues |= await self._sweep()
+            queues |= self._rung_queues
             self._rung_queues.clear()
-            await self._read_all(rung)
-            await self._wait_for_bell(next_sweep)
+            queues = await self._read(sorted(queues))
+            if not queues:
+                await self._wait_for_bell(next_sweep)
 
-    async def _sweep(self) -> None:
+    async def _sweep(self) -> set[str]:
+        self._health.beat()
         queues = await self._ingress.active_queues()
-        await self._read_all(queues)
         await self._ingress.retire(queues)
+        return set(queues)
 
-    async def _read_all(self, queues: list[str]) -> None:
-        while queues and self._scheduler.num_waiting < MAX_WAITING:
-            jobs = await self._ingress.read(queues)
-            if not jobs:
-                return
-            for job in jobs:
-                await self._accept(job)
+    async def _read(self, queues: list[str]) -> set[str]:
+        if not queues or self._scheduler.num_waiting >= MAX_WAITING:
+            return set()
+        jobs = await self._ingress.read(queues)
+        for job in jobs:
+            await self._accept(job)
+        if jobs:
             self._wake_dispatch()
+        return {job.queue for job in jobs}
 
     async def _accept(self, job: WaitingJob) -> None:
         if not job.is_tokenized:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import redis.asyncio
 
@@ -28,6 +28,9 @@ from tidemill.service.prompt import PreparedPrompt, prepare
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
 from tidemill_scheduler import metrics
 from tidemill_scheduler.jobs import WaitingJob
+
+if TYPE_CHECKING:  # needs the tokenizer extra; without it jobs are placed without a key
+    from tidemill.service.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -125,14 +128,20 @@ class TokenizePool:
             for job in jobs:
                 pipe.hmget(self._keys.job(job.job_id), "req", "salt", "ik")
             rows = cast(list[list[bytes | None]], await pipe.execute())
-        return [_Stored(req or b"", salt or b"", (ik or b"").decode()) for req, salt, ik in rows]
+        return [
+            _Stored(request or b"", salt or b"", (key or b"").decode("utf-8", "replace"))
+            for request, salt, key in rows
+        ]
 
     async def _load_cards(self, models: Iterable[str]) -> dict[str, ModelCard]:
         cards = {}
         for model in models:
             data = await self._client.hget(self._keys.model(model), "card")
-            if data is not None:
-                cards[model] = decode(cast(bytes, data), ModelCard)
+            try:
+                cards[model] = decode(cast(bytes, data or b""), ModelCard)
+            except ProtocolError as error:
+                if data is not None:
+                    _log.warning("the card of model %s is unreadable: %s", model, error.message)
         return cards
 
     async def _settle(
@@ -177,11 +186,11 @@ class TokenizePool:
                 field="model",
                 fix="Start a worker that serves it, or correct the name.",
             )
-        tokenizer: Any = None
+        tokenizer: Tokenizer | None = None
         if request.prompt_ids is None:
             tokenizer = await self._tokenizers.get(self._client, card)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(threads, prepare, request, tokenizer, card, salt)
+        return await loop.run_in_executor(threads, _prepare, request, tokenizer, card, salt)
 
     def _done(self, outcome: str, job: WaitingJob, key: bytes, cost: int) -> None:
         metrics.TOKENIZED.labels(outcome).inc()
@@ -205,3 +214,18 @@ class TokenizePool:
 
     def _count(self) -> None:
         metrics.UNTOKENIZED_JOBS.set(len(self._jobs) + len(self._parked))
+
+
+def _prepare(
+    request: GenerateRequest, tokenizer: "Tokenizer | None", card: ModelCard, salt: bytes
+) -> PreparedPrompt:
+    try:
+        return prepare(request, tokenizer, card, salt)
+    except TidemillError:
+        raise
+    except Exception as error:
+        # Whatever one prompt does to the tokenizer must end that job, not this daemon.
+        _log.exception("the tokenizer failed")
+        raise InvalidRequest(
+            f"prompt: the tokenizer failed with {type(error).__name__}", field="prompt"
+        ) from error

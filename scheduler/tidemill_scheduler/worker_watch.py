@@ -9,7 +9,7 @@ from typing import Any, cast
 import redis.asyncio
 
 from tidemill.protocol.codec import decode
-from tidemill.protocol.errors import ProtocolError
+from tidemill.protocol.errors import MalformedMessage, ProtocolError
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
 from tidemill_scheduler import metrics
@@ -65,7 +65,7 @@ class WorkerWatch:
         """Add workers whose heartbeat is fresh, remove those whose heartbeat expired."""
         now = await server_ms(self._client)
         ids = await self._client.zrangebyscore(self._keys.workers, now, "+inf")
-        alive = {worker_id.decode() for worker_id in cast(list[bytes], ids)}
+        alive = {worker_id.decode("utf-8", "replace") for worker_id in cast(list[bytes], ids)}
         for worker_id in self._scheduler.worker_ids - alive:
             self._remove(worker_id)
         for worker_id in sorted(alive - self._scheduler.worker_ids - self._unreadable):
@@ -78,7 +78,7 @@ class WorkerWatch:
         if data is None:
             return
         try:
-            info = decode(cast(bytes, data), WorkerInfo)
+            info = _parse_info(worker_id, cast(bytes, data))
         except ProtocolError as error:
             self._unreadable.add(worker_id)
             _log.warning("worker %s cannot be used: %s", worker_id, error.message)
@@ -114,7 +114,13 @@ class WorkerWatch:
         self._cursors[worker_id] = entry_id.decode()
         try:
             status = decode(fields.get(b"s", b""), WorkerStatus)
+            self._scheduler.update_worker(worker_id, status, time.monotonic())
         except ProtocolError as error:
             _log.warning("status of worker %s is malformed: %s", worker_id, error.message)
-            return
-        self._scheduler.update_worker(worker_id, status, time.monotonic())
+
+
+def _parse_info(worker_id: str, data: bytes) -> WorkerInfo:
+    info = decode(data, WorkerInfo)
+    if info.worker_id != worker_id:
+        raise MalformedMessage(f"worker_id: it calls itself {info.worker_id!r}")
+    return info

@@ -116,9 +116,9 @@ class Worker:
             self._in_flight_tokens -= entry.tokens
 
     def update(self, status: WorkerStatus, now: float) -> None:
-        """Replace what was known by the worker's own account."""
-        self.status, self.heard_at = status, now
+        """Replace what was known by the worker's own account; raises ``MalformedMessage``."""
         last = entry_number(status.last_command)
+        self.status, self.heard_at = status, now
         covered = [
             job_id
             for job_id, entry in self._in_flight.items()

@@ -10,6 +10,7 @@ from support.scheduler_process import LIVENESS_SECONDS, SchedulerProcess, StartS
 from support.shard import KEYS, QUEUE, cancel, submit
 from support.wait import wait_until
 from tidemill.protocol import calls
+from tidemill.protocol.codec import encode
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import GenerateRequest
@@ -148,6 +149,26 @@ def test_the_function_library_is_loaded_again_after_the_server_lost_everything(
     gather(worker, num=1)
 
     assert worker.job_ids == [job_id]
+
+
+def test_malformed_workers_and_statuses_do_not_stop_the_daemon(
+    leader: SchedulerProcess, redis_client: redis.Redis
+) -> None:
+    confused, worker = PuppetWorker(redis_client), PuppetWorker(redis_client)
+    confused.report(last_command="not an entry id")
+    redis_client.hset(KEYS.worker_info("wkr_impostor"), "info", encode(worker.info))
+    redis_client.expire(KEYS.worker_info("wkr_impostor"), 60)
+    far = 10**15
+    redis_client.zadd(KEYS.workers, {b"\xff": far, "wkr_none": far, "wkr_impostor": far})
+    redis_client.publish(KEYS.bell, b"\xff")
+    wait_until(lambda: "status of worker" in leader.log, LIVENESS_SECONDS)
+    wait_until(lambda: "worker wkr_impostor cannot be used" in leader.log, LIVENESS_SECONDS)
+
+    ids = [submit(redis_client) for _ in range(3)]
+    gather(confused, worker, num=3)
+
+    assert sorted(confused.job_ids + worker.job_ids) == sorted(ids)
+    assert "starts over" not in leader.log
 
 
 def test_an_expired_lease_sends_the_job_to_another_worker(

@@ -160,6 +160,13 @@ def test_a_job_above_the_step_budget_goes_to_an_idle_worker_alone() -> None:
     assert len(scheduler.tick(2.0)) == 1
 
 
+def test_a_worker_gets_about_one_step_of_prompt_tokens() -> None:
+    scheduler = make_scheduler("a", max_num_batched_tokens=1000)
+    add(scheduler, 30, cost=90)
+
+    assert len(scheduler.tick(0.0)) == 12
+
+
 def test_a_worker_without_free_blocks_gets_nothing_while_it_runs_something() -> None:
     scheduler = make_scheduler("a")
     add(scheduler, 1, cost=160)

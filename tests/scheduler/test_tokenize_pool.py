@@ -196,3 +196,41 @@ async def test_a_job_that_ended_meanwhile_is_let_through_to_be_dropped(
     await wait_until_async(lambda: placed, LIVENESS_SECONDS)
 
     assert placed == [replace(pointer, cost=1)]
+
+
+async def test_a_prompt_that_breaks_the_tokenizer_ends_alone(
+    redis_client: redis.Redis,
+    worker: PuppetWorker,
+    pool: TokenizePool,
+    placed: list[WaitingJob],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def encode_or_break(self: Tokenizer, text: str, **options: object) -> list[int]:
+        if text == "w1":
+            raise ZeroDivisionError
+        return [1, 2]
+
+    monkeypatch.setattr(Tokenizer, "encode", encode_or_break)
+    breaking = submit_text(redis_client, prompt="w1")
+    good = submit_text(redis_client, prompt="w2")
+
+    for job_id in (breaking, good):
+        pool.put(pointer_of(redis_client, job_id))
+
+    message = await asyncio.to_thread(error_of, redis_client, breaking)
+    assert "ZeroDivisionError" in message
+    await wait_until_async(lambda: placed, LIVENESS_SECONDS)
+    assert [job.job_id for job in placed] == [good]
+    cancel(redis_client, good)
+
+
+async def test_an_unreadable_card_counts_as_none(
+    redis_client: redis.Redis, pool: TokenizePool
+) -> None:
+    redis_client.hset(KEYS.model("m"), "card", b"junk")
+    redis_client.expire(KEYS.model("m"), 60)
+    job_id = submit_text(redis_client, prompt="w1")
+
+    pool.put(pointer_of(redis_client, job_id))
+
+    assert "no worker serves" in await asyncio.to_thread(error_of, redis_client, job_id)
