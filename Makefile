@@ -27,8 +27,9 @@ lint: $(STAMP) ## Format, lint, types, import contracts, file sizes
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/check_file_sizes.py
 
+# Two processes: while one waits for a server or a lease, the other computes.
 unit: $(STAMP) ## The test suite, without the Triton interpreter
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 kernels: $(STAMP) ## The Triton kernels under the interpreter (read when a kernel is decorated: own process)
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -m interpret $(ARGS)
