@@ -1,11 +1,15 @@
 """Settings of the scheduler daemon: its command line over the environment."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import ServiceConfig
+
+#: Shorter ones would lapse during an ordinary pause of a process.
+MIN_LEASE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,12 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         for name in ("lease_seconds", "leader_lease_seconds"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive", fix=f"Correct --{_flag(name)}.")
+            value = getattr(self, name)
+            if not MIN_LEASE_SECONDS <= value < math.inf:
+                raise ConfigError(
+                    f"{name} is {value:g}, but must be at least {MIN_LEASE_SECONDS:g}",
+                    fix=f"Correct --{name.replace('_', '-')}.",
+                )
 
     @property
     def lease_ms(self) -> int:
@@ -57,7 +65,3 @@ def parse_arguments(arguments: Sequence[str] | None, service: ServiceConfig) -> 
             fix="Pass --redis-url or set TIDEMILL_REDIS_URL; `tidemill up` does both.",
         )
     return SchedulerConfig(**vars(options))
-
-
-def _flag(name: str) -> str:
-    return name.replace("_", "-")

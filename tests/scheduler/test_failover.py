@@ -189,7 +189,8 @@ def test_the_daemon_drains_while_the_server_is_away(
     ("options", "message", "status"),
     [
         (("--redis-url", "nonsense://x"), "is not a broker address", 2),
-        (("--lease-seconds", "-1"), "lease_seconds must be positive", 2),
+        (("--lease-seconds", "-1"), "lease_seconds is -1, but must be at least 0.5", 2),
+        (("--leader-lease-seconds", "nan"), "leader_lease_seconds is nan", 2),
     ],
 )
 def test_wrong_settings_end_the_daemon_with_one_line(
