@@ -40,7 +40,7 @@ def test_a_missing_field_is_named(field: str) -> None:
     [
         ("j", b"job_1"),
         ("j", b"\xff"),
-        ("j", "job_01" + "0" * 26.encode()),
+        ("j", b"job_01" + b"0" * 26),
         ("h", b"1234567"),
         ("h", b"12345678" * 70_000),
         ("c", b"-1"),
