@@ -186,7 +186,12 @@ def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.
 
 
 def peak_resident_bytes() -> int:
-    """Return the largest resident set that this process has had."""
+    """Return the largest resident set that this program has had."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Unlike ru_maxrss, the high-water mark starts anew at exec: a parent's size stays out.
+        words = status.read_text().partition("VmHWM:")[2].split()
+        return int(words[0]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

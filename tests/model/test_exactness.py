@@ -14,7 +14,8 @@ from support.greedy import GreedyRun, generate_greedily, reference_logits, refer
 from tidemill_gpuworker.model_runner import ModelRunner
 from tidemill_gpuworker.step_config import StepConfig
 
-pytestmark = pytest.mark.model
+# One test process computes the references for all of them.
+pytestmark = [pytest.mark.model, pytest.mark.xdist_group("exactness")]
 
 NUM_TOKENS = 16
 #: Two tokens whose float64 logits are closer than this may swap by rounding alone.

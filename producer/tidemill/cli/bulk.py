@@ -9,8 +9,8 @@ from rich.console import Console
 from tidemill.cli.bulk_input import LineReader, count_lines
 from tidemill.cli.bulk_output import open_output
 from tidemill.cli.bulk_run import BulkRun
+from tidemill.cli.connection import open_producer
 from tidemill.cli.submit import RedisUrl
-from tidemill.client import Producer
 from tidemill.protocol.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Many prompts from a file.")
@@ -76,7 +76,7 @@ def run(
         as_chat=chat,
     )
     total = min(count_lines(input_path), limit or 2**62)
-    with open_output(output_path) as output, Producer(redis_url) as producer:
+    with open_output(output_path) as output, open_producer(redis_url) as producer:
         bulk = BulkRun(producer, reader, output, total, max_in_flight)
         bulk.run(input_path)
     bulk.report(Console(stderr=True, highlight=False))

@@ -4,6 +4,7 @@ import statistics
 from types import TracebackType
 from typing import Self
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -53,8 +54,14 @@ class DemoView:
 
 def summary(run: DemoRun) -> Table:
     """Return the table of figures: one row an answer, and the sums."""
-    table = Table(title="Tokens in, cached and out; time to the first token", title_justify="left")
-    table.add_column("prompt", no_wrap=True, overflow="ellipsis", min_width=16)
+    table = Table(
+        title="Tokens in, cached, out; time to the first token",
+        title_justify="left",
+        box=box.SIMPLE,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    table.add_column("prompt", no_wrap=True, max_width=26)
     for name in ("in", "cached", "out", "first token", "tokens/s", "end"):
         table.add_column(name, justify="right", no_wrap=True)
     for answer in run.answers:

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from tidemill.cli.connection import open_producer
 from tidemill.cli.submit import RedisUrl
-from tidemill.client import Producer
 from tidemill.status import Status, WorkerSnapshot
 
 
@@ -19,7 +19,7 @@ def status(
     redis_url: RedisUrl = None,
 ) -> None:
     """Show queues, workers, models and the leading scheduler."""
-    with Producer(redis_url) as producer:
+    with open_producer(redis_url) as producer:
         snapshot = producer.status()
     if as_json:
         typer.echo(json.dumps(asdict(snapshot), default=_plain))

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tidemill.client import Job, Producer
+from tidemill.cli.connection import open_producer
+from tidemill.client import Job
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.messages import ChatMessage
 
@@ -62,7 +63,7 @@ def submit(
     Ctrl-C cancels the job.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
-    with Producer(redis_url, tenant=tenant) as producer:
+    with open_producer(redis_url, tenant=tenant) as producer:
         job = producer.submit(
             text if raw else _conversation(system, text),
             model=model,
@@ -96,7 +97,7 @@ def follow(
     redis_url: RedisUrl = None,
 ) -> None:
     """Print a job's output from the start, or from a position, until it ends."""
-    with Producer(redis_url) as producer:
+    with open_producer(redis_url) as producer:
         _show(producer.job(job_id), after=after, as_json=as_json)
 
 
@@ -105,7 +106,7 @@ def cancel(
     redis_url: RedisUrl = None,
 ) -> None:
     """End a job now; its partial output is kept."""
-    with Producer(redis_url) as producer:
+    with open_producer(redis_url) as producer:
         typer.echo(producer.cancel(job_id).value)
 
 
