@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from tidemill.protocol.codec import decode
+from tidemill.protocol.codec import MAX_RESULT_BYTES, decode
 from tidemill.protocol.functions import Field
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import JobResult, ModelCard, WorkerInfo
@@ -174,7 +174,9 @@ def _state(value: bytes | None) -> JobState | None:
 
 
 def _outcome(state: bytes | None, stored: bytes | None) -> Outcome:
-    return Outcome(_state(state), None if stored is None else decode(stored, JobResult))
+    if stored is None:
+        return Outcome(_state(state), None)
+    return Outcome(_state(state), decode(stored, JobResult, max_bytes=MAX_RESULT_BYTES))
 
 
 def _job_status(job_id: str, values: Sequence[bytes | None]) -> JobStatus | None:

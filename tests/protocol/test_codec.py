@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tidemill.protocol.codec import MAX_MESSAGE_BYTES, WIRE_VERSION, decode, encode
+from tidemill.protocol.codec import (
+    MAX_MESSAGE_BYTES,
+    MAX_RESULT_BYTES,
+    WIRE_VERSION,
+    decode,
+    encode,
+)
 from tidemill.protocol.errors import MalformedMessage, UnsupportedVersion
 from tidemill.protocol.messages import (
     GenerateRequest,
@@ -45,6 +51,15 @@ def test_a_result_survives_the_wire() -> None:
         entries=((1, 1), (3, 3)),
     )
     assert result == decode(encode(result), JobResult)
+
+
+def test_the_result_of_a_very_long_generation_can_be_read_again() -> None:
+    ids = tuple(range(100_000, 250_000))
+    entries = tuple((end, end) for end in range(1, len(ids), 4))
+    result = JobResult(end=JobEnd(state="done"), ids=ids, text="word " * 150_000, entries=entries)
+    data = encode(result)
+    assert len(data) > MAX_MESSAGE_BYTES
+    assert decode(data, JobResult, max_bytes=MAX_RESULT_BYTES) == result
 
 
 def test_the_first_byte_is_the_version_and_the_rest_is_a_msgpack_map() -> None:

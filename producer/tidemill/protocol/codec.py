@@ -12,6 +12,8 @@ WIRE_VERSION = 1
 
 #: Bounds on one message; a larger prompt belongs in a blob store, not in Redis.
 MAX_MESSAGE_BYTES = 1 << 20
+#: A stored result repeats a whole token log, so it may be as large as many messages.
+MAX_RESULT_BYTES = 1 << 24
 MAX_ARRAY_LEN = 1 << 18
 MAX_MAP_LEN = 1024
 
@@ -47,7 +49,7 @@ def encode(message: BaseModel) -> bytes:
     return bytes([WIRE_VERSION]) + pack(message.model_dump(mode="python", exclude_defaults=True))
 
 
-def decode(data: bytes, model: type[M]) -> M:
+def decode(data: bytes, model: type[M], *, max_bytes: int = MAX_MESSAGE_BYTES) -> M:
     """Decode ``data`` as ``model``; raises ``MalformedMessage`` or ``UnsupportedVersion``."""
     if not data:
         raise MalformedMessage("empty message")
@@ -57,7 +59,7 @@ def decode(data: bytes, model: type[M]) -> M:
             fix="Upgrade this process before the one that sent the message.",
         )
     try:
-        return model.model_validate(unpack(data[1:]))
+        return model.model_validate(unpack(data[1:], max_bytes=max_bytes))
     except ValidationError as error:
         raise MalformedMessage(f"{model.__name__}: {_first_problem(error)}") from error
 
