@@ -78,8 +78,14 @@ def run(
     total = min(count_lines(input_path), limit or 2**62)
     with open_output(output_path) as output, open_producer(redis_url) as producer:
         bulk = BulkRun(producer, reader, output, total, max_in_flight)
-        bulk.run(input_path)
-    bulk.report(Console(stderr=True, highlight=False))
+        console = Console(stderr=True, highlight=False)
+        try:
+            bulk.run(input_path)
+        except KeyboardInterrupt:
+            console.print("Stopped. The same command goes on from here.")
+            raise
+        finally:
+            bulk.report(console)
     if bulk.tally.num_failed:
         raise typer.Exit(1)
 

@@ -32,7 +32,6 @@ class OutputFile:
 
     def _load(self) -> None:
         self._file.seek(0)
-        kept: list[bytes] = []
         num_dropped = 0
         for line in self._file:
             row = _row(line)
@@ -42,17 +41,18 @@ class OutputFile:
                     self.retries[_key(row)] = str(row.get("job_id") or "")
             else:
                 self.done.add(_key(row))
-                kept.append(line)
         if num_dropped:
-            self._replace(kept)
+            self._drop_unfinished()
         self._file.seek(0, os.SEEK_END)
 
-    def _replace(self, lines: list[bytes]) -> None:
+    def _drop_unfinished(self) -> None:
         # In place, for the lock is on this very file: a line lost to a crash here is computed
         # again, or found by its idempotency key.
         self._file.seek(0)
+        kept = [line for line in self._file if (row := _row(line)) and row.get("error") is None]
+        self._file.seek(0)
         self._file.truncate()
-        self._file.writelines(lines)
+        self._file.writelines(kept)
         self._file.flush()
 
 
