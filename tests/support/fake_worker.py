@@ -1,4 +1,7 @@
-"""A worker process with the fake model: ``python -m support.fake_worker URL``, for crash tests."""
+"""A worker process with the fake model, for crash tests.
+
+Usage: ``python -m support.fake_worker URL [SECONDS_PER_STEP]``.
+"""
 
 import sys
 import time
@@ -15,15 +18,19 @@ _STEP_SECONDS = 0.005
 class SlowRunner(PacedRunner):
     """Computes every step, but not at once."""
 
+    def __init__(self, step_seconds: float) -> None:
+        super().__init__()
+        self._step_seconds = step_seconds
+
     def execute(self, plan: StepPlan) -> list[int]:
         """Pretend to compute."""
-        time.sleep(_STEP_SECONDS)
+        time.sleep(self._step_seconds)
         return super().execute(plan)
 
 
-def main(url: str) -> int:
+def main(url: str, step_seconds: float = _STEP_SECONDS) -> int:
     """Serve until drained; prints the worker's id once it takes jobs."""
-    runner = SlowRunner()
+    runner = SlowRunner(step_seconds)
     runner.run_free()
     with connect(url) as client, Drain() as drain:
         config: dict[str, object] = {"lease_seconds": 1.0, "beat_seconds": 0.2, "policy": FAST}
@@ -33,4 +40,4 @@ def main(url: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], *map(float, sys.argv[2:])))

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from tidemill._version import __version__
-from tidemill.cli import bulk, demo, status, submit, up
+from tidemill.cli import bulk, demo, doctor, status, submit, up
 from tidemill.protocol.errors import TidemillError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command("submit")(submit.submit)
 app.command("follow")(submit.follow)
 app.command("cancel")(submit.cancel)
 app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
 app.add_typer(bulk.app, name="bulk")
 
 

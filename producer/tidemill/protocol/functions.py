@@ -81,17 +81,42 @@ async def run_many_async(
 
 
 def ensure_library(client: redis.Redis) -> None:
-    """Load the function library unless this very version is loaded."""
-    loaded = client.function_list(library=LIBRARY, withcode=True)
+    """Load the function library unless this very version is loaded.
+
+    A user who may not do that relies on one who did; raises ``BrokerUnsupported`` if nobody did.
+    """
+    try:
+        loaded = client.function_list(library=LIBRARY, withcode=True)
+    except redis.exceptions.NoPermissionError:
+        return _probe_library(client)
     if LUA_SOURCE.encode() in _flatten(loaded):
         return
     try:
         client.function_load(LUA_SOURCE, replace=True)
+    except redis.exceptions.NoPermissionError as error:
+        raise _library_missing() from error
     except redis.ResponseError as error:
         raise BrokerUnsupported(
             f"the server refused Tidemill's function library: {error}",
             fix="Use Redis 7.0 or Valkey 7.2 or newer, with FUNCTION allowed for this user.",
         ) from error
+
+
+def _probe_library(client: redis.Redis) -> None:
+    try:
+        client.fcall(f"{LIBRARY}_append", 0)  # of no job: does nothing
+    except redis.exceptions.NoPermissionError:
+        return  # this user cannot find out; its own first call will
+    except redis.ResponseError as error:
+        raise _library_missing() from error
+
+
+def _library_missing() -> BrokerUnsupported:
+    return BrokerUnsupported(
+        f"the server does not have this version of the function library {LIBRARY},"
+        " and this user may not load it",
+        fix="Load it as the deploy user, see docs/operations.md.",
+    )
 
 
 def _flatten(value: Any) -> set[bytes]:

@@ -1,5 +1,6 @@
 """The broker of an installation: one that was given, or one that we start and own."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -84,6 +85,11 @@ def _durability(client: redis.Redis) -> Durability:
             settings = client.config_get("append*")
     except exceptions.ResponseError:
         return "unknown"  # managed servers forbid CONFIG
+    return durability_of({str(name): str(value) for name, value in settings.items()})
+
+
+def durability_of(settings: Mapping[str, str]) -> Durability:
+    """The level that a server's ``append*`` settings amount to."""
     if settings.get("appendonly") != "yes":
         return "none"
     return "fsync" if settings.get("appendfsync") == "always" else "fast"

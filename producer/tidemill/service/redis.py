@@ -98,7 +98,7 @@ def check_server(client: redis.Redis) -> ServerInfo:
     with translate():
         fields: dict[str, Any] = client.info()
     info = server_info(fields)
-    if _compatible_version(fields) < MIN_VERSION:
+    if compatible_version(fields) < MIN_VERSION:
         found = ".".join(map(str, info.version))
         raise BrokerUnsupported(
             f"the broker is {info.name} {found}; Tidemill needs Redis >= 7.0 or Valkey >= 7.2",
@@ -154,6 +154,8 @@ def _options(client_name: str, timeout_seconds: float) -> dict[str, Any]:
         "decode_responses": False,
         # RESP2 replies have the same shape on every server we support; RESP3 maps do not.
         "protocol": 2,
+        # No CLIENT SETINFO: Redis 7.0 has none, so that no ACL file could allow it everywhere.
+        "driver_info": None,
         "socket_timeout": timeout_seconds,
         "socket_connect_timeout": min(timeout_seconds, CONNECT_TIMEOUT_SECONDS),
         "health_check_interval": 30,
@@ -179,8 +181,8 @@ def _parse_version(text: object) -> tuple[int, ...]:
     return tuple(int(part) for part in str(text).split(".")[:3] if part.isdecimal())
 
 
-def _compatible_version(fields: dict[str, Any]) -> tuple[int, ...]:
-    # Valkey reports the Redis version it is compatible with under redis_version.
+def compatible_version(fields: dict[str, Any]) -> tuple[int, ...]:
+    """Read the Redis version a server is compatible with; Valkey tells its own elsewhere."""
     return _parse_version(fields.get("redis_version", "0"))
 
 

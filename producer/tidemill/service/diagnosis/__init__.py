@@ -1,0 +1,1 @@
+"""What is wrong with an installation: pure checks over facts read in few round trips."""
