@@ -70,7 +70,7 @@ def acl_server(
         "dir": str(directory),
         "save": "",
         "appendonly": "yes",
-        "appendfsync": "no",
+        "appendfsync": "everysec",
         "maxmemory": "256mb",
     }
     words = [word for name, value in options.items() for word in (f"--{name}", value)]

@@ -29,8 +29,11 @@ class Census:
     def extent(self) -> str:
         """How much was looked at."""
         if self.complete:
-            return f"all {self.num_keys:,} keys looked at"
-        return f"{self.num_examined:,} of about {self.num_keys:,} keys looked at"
+            return f"all {self.num_keys:,} were looked at"
+        return (
+            f"{self.num_examined:,} of about {self.num_keys:,} were looked at;"
+            " --max-keys raises the bound"
+        )
 
 
 def check_census(census: Census | None) -> list[Finding]:
@@ -46,31 +49,28 @@ def check_census(census: Census | None) -> list[Finding]:
         ]
     cancel = "Cancel each with `tidemill cancel ID` and submit it again; report how it came to be."
     return [
-        _judge("lost jobs", census, census.lost_jobs, Level.FAILURE, cancel),
+        ok("keys", census.extent),
+        _judge("lost jobs", census.lost_jobs, Level.FAILURE, cancel),
         _judge(
             "unlisted queues",
-            census,
             census.unlisted_queues,
             Level.FAILURE,
             "Submit one more job to each queue: that lists it again.",
         ),
         _judge(
             "stale leases",
-            census,
             census.stale_leases,
             Level.WARNING,
             "None if a scheduler leads: it removes them when they run out.",
         ),
         _judge(
             "stale pointers",
-            census,
             census.stale_pointers,
             Level.WARNING,
             "None if a scheduler leads: it drops them when their turn comes.",
         ),
         _judge(
             "leaked keys",
-            census,
             sorted(census.leaks),
             Level.WARNING,
             "Check with OBJECT IDLETIME that nobody uses them, then UNLINK them.",
@@ -78,8 +78,8 @@ def check_census(census: Census | None) -> list[Finding]:
     ]
 
 
-def _judge(check: str, census: Census, names: Sequence[str], level: Level, fix: str) -> Finding:
+def _judge(check: str, names: Sequence[str], level: Level, fix: str) -> Finding:
     if not names:
-        return ok(check, f"none; {census.extent}")
+        return ok(check, "none")
     shown = ", ".join(names[:_NUM_EXAMPLES]) + (", ..." if len(names) > _NUM_EXAMPLES else "")
-    return Finding(check, level, f"{len(names)}: {shown}; {census.extent}", fix)
+    return Finding(check, level, f"{len(names)}: {shown}", fix)

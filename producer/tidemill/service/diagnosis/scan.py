@@ -31,11 +31,12 @@ def take_census(client: redis.Redis, keys: ShardKeys, max_keys: int) -> Census |
     census = Census(int(num_keys or 0))
     cursor = 0
     while not census.complete and census.num_examined < max_keys:
-        (page,) = ask(client, [("SCAN", cursor, "MATCH", f"{keys.prefix}*", "COUNT", _PAGE)])
+        step = min(_PAGE, max_keys - census.num_examined)
+        (page,) = ask(client, [("SCAN", cursor, "MATCH", f"{keys.prefix}*", "COUNT", step)])
         if page is None:
             return None
         cursor, names = page
-        census.num_examined += _PAGE
+        census.num_examined += step
         census.complete = cursor == 0
         _Page(client, keys, census).examine([bytes(name) for name in names])
     census.num_examined = min(census.num_examined, census.num_keys)

@@ -18,6 +18,7 @@ _MEMORY_WARNING, _MEMORY_FAILURE = 0.80, 0.95
 #: A follower that reads nothing for a moment must not be cut off at once.
 _MIN_PUBSUB_BYTES = 1024 * 1024
 
+_SYNC_FIX = "Run: redis-cli CONFIG SET appendfsync always, if its disk syncs within 10 ms."
 _LOAD_FIX = "Load it as the deploy user, see docs/operations.md; `tidemill up` does it by itself."
 
 
@@ -123,6 +124,8 @@ def _durability(facts: ServerFacts) -> Finding:
             "Free disk space where the server keeps its data; its log has the reason.",
         )
     level = _level(facts)
+    if level == "fast" and (facts.config or {}).get("appendfsync") == "no":
+        return _lazy()
     say = {"fsync": _fsync, "fast": _fast, "none": _not_durable, "unknown": _unknown}
     return say[level]()
 
@@ -139,9 +142,15 @@ def _fsync() -> Finding:
 
 def _fast() -> Finding:
     return warning(
+        "durability", "fast: a crash may lose the last two seconds of accepted jobs", _SYNC_FIX
+    )
+
+
+def _lazy() -> Finding:
+    return warning(
         "durability",
-        "fast: a crash may lose the last two seconds of accepted jobs",
-        "Run: redis-cli CONFIG SET appendfsync always, if its disk syncs within 10 ms.",
+        "the system decides when to sync: a crash may lose half a minute of accepted jobs",
+        _SYNC_FIX,
     )
 
 

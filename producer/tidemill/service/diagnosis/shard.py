@@ -7,6 +7,7 @@ from typing import Any
 import redis
 
 from tidemill.protocol.codec import decode
+from tidemill.protocol.errors import ProtocolError
 from tidemill.protocol.keys import GROUP, ShardKeys
 from tidemill.protocol.messages import WorkerInfo
 from tidemill.service.diagnosis.finding import Finding, duration, failure, ok, warning
@@ -39,14 +40,15 @@ class QueueFacts:
 class ShardFacts:
     """What one shard holds; times in ms of the server's clock.
 
-    ``overdue_ms`` is how long ago the oldest lease ran out, negative while it holds.
-    ``miscounts`` maps a counter to its constant difference from what it counts.
+    A live worker whose registration cannot be read is None.  ``overdue_ms`` is how long ago the
+    oldest lease ran out, negative while it holds.
+    ``miscounts`` maps a counter to its difference from what it counts.
     """
 
     leader: str | None
     leader_lease_ms: int
     epoch: int
-    workers: tuple[WorkerInfo, ...]
+    workers: tuple[WorkerInfo | None, ...]
     models: tuple[str, ...]
     num_running: int
     overdue_ms: int | None
@@ -112,9 +114,16 @@ def _unexpired(now: int, members: Sequence[bytes]) -> tuple[str, ...]:
 
 def _read_workers(
     client: redis.Redis, keys: ShardKeys, worker_ids: Sequence[str]
-) -> tuple[WorkerInfo, ...]:
+) -> tuple[WorkerInfo | None, ...]:
     infos = read(client, [("HGET", keys.worker_info(w), "info") for w in worker_ids])
-    return tuple(decode(info, WorkerInfo) for info in infos if info)
+    return tuple(map(_worker, infos))
+
+
+def _worker(info: bytes | None) -> WorkerInfo | None:
+    try:
+        return decode(info or b"", WorkerInfo)
+    except ProtocolError:
+        return None
 
 
 def _read_queues(
@@ -150,34 +159,36 @@ def _age(now: int, entry_id: bytes) -> int:
 
 
 def _read_miscounts(client: redis.Redis, keys: ShardKeys) -> Mapping[str, int]:
-    # The reads of one pass are not one instant, so jobs on the move look miscounted; but only a
-    # counter that is really off is off by the same number each time.
-    first, *others = [_differences(client, keys) for _ in range(3)]
-    return {
-        name: off
-        for name, off in first.items()
-        if off and all(other.get(name) == off for other in others)
-    }
-
-
-def _differences(client: redis.Redis, keys: ShardKeys) -> dict[str, int]:
     counters, names = read(
-        client, [("HGETALL", keys.counters), ("ZRANGE", keys.active_queues, 0, MAX_QUEUES - 1)]
+        client, [("HKEYS", keys.counters), ("ZRANGE", keys.active_queues, 0, MAX_QUEUES - 1)]
+    )
+    fields = [name.decode("utf-8", "replace") for name in counters]
+    tenants = {field.removeprefix("q:") for field in fields if field.startswith("q:")}
+    tenants |= {name.decode("utf-8", "replace").partition(":")[2] for name in names}
+    differences = _differences(client, keys, sorted(tenants)[:MAX_QUEUES])
+    return {counter: by for counter, by in differences.items() if by}
+
+
+def _differences(client: redis.Redis, keys: ShardKeys, tenants: Sequence[str]) -> Mapping[str, int]:
+    streams = [keys.ingress(f"{kind}:{tenant}") for tenant in tenants for kind in _CLASSES]
+    # One instant, or jobs on the move would look miscounted.
+    counters, num_running, *lengths = read(
+        client,
+        [
+            ("HGETALL", keys.counters),
+            ("ZCARD", keys.running),
+            *(("XLEN", stream) for stream in streams),
+        ],
+        at_once=True,
     )
     counts = {name.decode("utf-8", "replace"): int(count) for name, count in counters.items()}
-    tenants = {name.removeprefix("q:") for name in counts if name.startswith("q:")}
-    tenants |= {name.decode("utf-8", "replace").partition(":")[2] for name in names}
-    some = sorted(tenants)[:MAX_QUEUES]
-    streams = [keys.ingress(f"{kind}:{tenant}") for tenant in some for kind in _CLASSES]
-    num_running, *lengths = read(
-        client, [("ZCARD", keys.running), *(("XLEN", stream) for stream in streams)]
-    )
-    off = {"r:*": sum(n for name, n in counts.items() if name.startswith("r:")) - int(num_running)}
-    for index, tenant in enumerate(some):
+    counted = sum(count for name, count in counts.items() if name.startswith("r:"))
+    differences = {"r:*": counted - int(num_running)}
+    for index, tenant in enumerate(tenants):
         start = index * len(_CLASSES)
         waiting = sum(lengths[start : start + len(_CLASSES)])
-        off[f"q:{tenant}"] = counts.get(f"q:{tenant}", 0) - waiting
-    return off
+        differences[f"q:{tenant}"] = counts.get(f"q:{tenant}", 0) - waiting
+    return differences
 
 
 def _leader(facts: ShardFacts) -> Finding:
@@ -191,12 +202,18 @@ def _leader(facts: ShardFacts) -> Finding:
 
 
 def _workers(facts: ShardFacts) -> Finding:
-    served = {info.model for info in facts.workers}
+    served = {info.model for info in facts.workers if info}
     idle = sorted(set(facts.models) - served)
     finding = f"{len(facts.workers)} live, serving {', '.join(sorted(served)) or 'nothing'}"
     if not facts.workers and facts.num_queued:
         fix = "Start a worker: `tidemill up`, or `python -m tidemill_gpuworker --model DIR`."
         return failure("workers", f"none, but {facts.num_queued} jobs wait", fix)
+    if None in facts.workers:
+        return warning(
+            "workers",
+            f"{finding}; {facts.workers.count(None)} cannot be read",
+            "Run the same version of Tidemill everywhere.",
+        )
     if idle or not facts.workers:
         unserved = f"; nobody serves {', '.join(idle)}" if idle else ""
         return warning("workers", finding + unserved, "Start workers for what clients may ask for.")
@@ -256,10 +273,10 @@ def _pending(facts: ShardFacts) -> Finding:
 def _counters(facts: ShardFacts) -> Finding:
     if not facts.miscounts:
         return ok("counters", "they agree with the queues")
-    off = ", ".join(f"{name} by {by:+d}" for name, by in sorted(facts.miscounts.items())[:5])
+    shown = ", ".join(f"{name} by {by:+d}" for name, by in sorted(facts.miscounts.items())[:5])
     return warning(
         "counters",
-        f"{len(facts.miscounts)} are off: {off}",
+        f"{len(facts.miscounts)} off: {shown}",
         "Correct them with HINCRBY on the shard's `cnt`; a tenant's bound depends on it.",
     )
 

@@ -1,0 +1,347 @@
+"""``tidemill doctor``: what is well is called well, each planted fault is found, jobs on the move
+alarm nobody.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from typer.testing import CliRunner
+
+from support import shard
+from support.puppet_worker import PuppetWorker
+from support.shard import KEYS, QUEUE
+from support.valkey import start_fast_server
+from tidemill._cancel import cancel_call
+from tidemill._reads import Location
+from tidemill.cli.main import app
+from tidemill.protocol.functions import LUA_SOURCE, ensure_library, run
+from tidemill.service.diagnosis.examine import examine
+from tidemill.service.diagnosis.finding import Level
+from tidemill.service.diagnosis.server import ServerFacts, check_server_facts
+from tidemill.service.redis import connect
+
+Checks = dict[str, dict[str, str]]
+
+INFO: dict[str, Any] = {
+    "valkey_version": "9.1.2",
+    "redis_version": "7.2.4",
+    "role": "master",
+    "maxmemory": 1000,
+    "used_memory": 100,
+    "maxmemory_policy": "noeviction",
+    "aof_enabled": 1,
+    "aof_last_write_status": "ok",
+}
+CONFIG = {
+    "appendonly": "yes",
+    "appendfsync": "always",
+    "client-output-buffer-limit": "normal 0 0 0 slave 1 1 60 pubsub 33554432 8388608 60",
+}
+
+
+def run_doctor(url: str, *options: str) -> tuple[int, Checks]:
+    done = CliRunner().invoke(app, ["doctor", "--json", "--redis-url", url, *options])
+    report = json.loads(done.stdout)
+    assert report["ok"] == (done.exit_code == 0)
+    return done.exit_code, {check.pop("check"): check for check in report["checks"]}
+
+
+@pytest.fixture
+def mill(redis_client: redis.Redis) -> tuple[PuppetWorker, int]:
+    """A worker and a leader."""
+    return PuppetWorker(redis_client), shard.lead(redis_client)
+
+
+@pytest.fixture
+def jobs(redis_client: redis.Redis, mill: tuple[PuppetWorker, int]) -> Iterator[dict[str, str]]:
+    """A queued, a running and a finished job."""
+    worker, epoch = mill
+    names = {name: shard.submit(redis_client) for name in ("queued", "running", "done")}
+    for name in ("running", "done"):
+        shard.dispatch(redis_client, names[name], epoch, worker.worker_id)
+    shard.append(redis_client, names["running"], 1, 0, 2)
+    shard.finish(redis_client, names["done"], 1, 0, 3)
+    yield names
+    for job_id in names.values():
+        shard.cancel(redis_client, job_id, worker.worker_id)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_an_installation_at_work_is_called_well(redis_url: str) -> None:
+    status, checks = run_doctor(redis_url)
+
+    assert status == 0
+    bad = {name for name, check in checks.items() if check["level"] != "ok"}
+    assert bad == {"durability"}, checks  # the tests' server never syncs
+    assert "1 jobs wait in 1 queues" in checks["queues"]["finding"]
+    assert "1 jobs run" in checks["leases"]["finding"]
+    assert "1 live, serving m" in checks["workers"]["finding"]
+    assert "sch_test in epoch 1" in checks["leader"]["finding"]
+
+
+Fault = Callable[[redis.Redis, dict[str, str]], object]
+
+FAULTS: dict[str, tuple[str, str, Fault]] = {
+    "a queued job without its pointer": (
+        "lost jobs",
+        "failure",
+        lambda c, j: c.xdel(KEYS.ingress(QUEUE), shard.entry_of(c, j["queued"])),
+    ),
+    "a running job without its lease": (
+        "lost jobs",
+        "failure",
+        lambda c, j: c.zrem(KEYS.running, j["running"]),
+    ),
+    "a queue that is not listed": (
+        "unlisted queues",
+        "failure",
+        lambda c, j: c.zrem(KEYS.active_queues, QUEUE),
+    ),
+    "a lease of a job that is gone": (
+        "stale leases",
+        "warning",
+        lambda c, j: c.zadd(KEYS.running, {"job_gone": 9e12}),
+    ),
+    "a lease of a job that ended": (
+        "stale leases",
+        "warning",
+        lambda c, j: c.zadd(KEYS.running, {j["done"]: 9e12}),
+    ),
+    "a pointer of a job that is gone": (
+        "stale pointers",
+        "warning",
+        lambda c, j: c.xadd(KEYS.ingress(QUEUE), {"j": "job_gone"}),
+    ),
+    "a second pointer of a queued job": (
+        "stale pointers",
+        "warning",
+        lambda c, j: c.xadd(KEYS.ingress(QUEUE), {"j": j["queued"]}),
+    ),
+    "an ended job that stays": (
+        "leaked keys",
+        "warning",
+        lambda c, j: c.persist(KEYS.job(j["done"])),
+    ),
+    "a token log that outlives its job": (
+        "leaked keys",
+        "warning",
+        lambda c, j: c.persist(KEYS.token_log(j["done"])),
+    ),
+    "an idempotency key that outlives its job": (
+        "leaked keys",
+        "warning",
+        lambda c, j: c.set(KEYS.idempotency("default", "k"), f"- {j['done']}"),
+    ),
+    "a key of no kind": ("leaked keys", "warning", lambda c, j: c.set(f"{KEYS.prefix}odd", "x")),
+    "a lost count of queued jobs": (
+        "counters",
+        "warning",
+        lambda c, j: c.hincrby(KEYS.counters, "q:default", 1),
+    ),
+    "a count of a tenant that has no jobs": (
+        "counters",
+        "warning",
+        lambda c, j: c.hset(KEYS.counters, "q:else", 3),
+    ),
+    "a lost count of running jobs": (
+        "counters",
+        "warning",
+        lambda c, j: c.hincrby(KEYS.counters, "r:default", 1),
+    ),
+    "a dead letter": (
+        "dead letters",
+        "warning",
+        lambda c, j: c.xadd(KEYS.dead_letters, {"j": "x"}),
+    ),
+    "a lease that nobody reaps": (
+        "leases",
+        "failure",
+        lambda c, j: c.zadd(KEYS.running, {j["running"]: 1}),
+    ),
+    "nobody who leads": ("leader", "failure", lambda c, j: c.delete(KEYS.leader)),
+    "a leader for ever": ("leader", "failure", lambda c, j: c.persist(KEYS.leader)),
+    "jobs without a worker": ("workers", "failure", lambda c, j: c.delete(KEYS.workers)),
+    "a model without a worker": (
+        "workers",
+        "warning",
+        lambda c, j: c.zadd(KEYS.models, {"other": 9e12}),
+    ),
+    "a worker that cannot be read": (
+        "workers",
+        "warning",
+        lambda c, j: c.zadd(KEYS.workers, {"wkr_new": 9e12}),
+    ),
+}
+
+
+@pytest.mark.leaks_keys
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_found(
+    redis_url: str, redis_client: redis.Redis, jobs: dict[str, str], fault: str
+) -> None:
+    check, level, plant = FAULTS[fault]
+    plant(redis_client, jobs)
+
+    status, checks = run_doctor(redis_url)
+
+    assert checks[check]["level"] == level, checks
+    assert checks[check]["fix"]
+    assert status == (1 if level == "failure" else 0)
+
+
+@pytest.mark.parametrize("state", ["queued", "running"])
+def test_a_lost_job_can_be_ended_as_the_fix_says(
+    redis_url: str, redis_client: redis.Redis, jobs: dict[str, str], state: str
+) -> None:
+    FAULTS[f"a {state} job without its {'pointer' if state == 'queued' else 'lease'}"][2](
+        redis_client, jobs
+    )
+    assert jobs[state] in run_doctor(redis_url)[1]["lost jobs"]["finding"]
+
+    done = CliRunner().invoke(app, ["cancel", jobs[state], "--redis-url", redis_url])
+
+    assert done.exit_code == 0, done.output
+    checks = run_doctor(redis_url)[1]
+    assert (checks["lost jobs"]["level"], checks["counters"]["level"]) == ("ok", "ok")
+
+
+def test_jobs_that_wait_too_long_are_named(redis_url: str, redis_client: redis.Redis) -> None:
+    queue = "p0:default"
+    redis_client.xadd(KEYS.ingress(queue), {"j": "x"}, id="1000-0")
+    redis_client.zadd(KEYS.active_queues, {queue: 1000})
+
+    checks = run_doctor(redis_url)[1]
+
+    assert checks["queues"]["level"] == "warning"
+    assert "too long in p0:default" in checks["queues"]["finding"]
+
+
+def test_the_look_at_the_keys_ends_at_its_bound_and_says_so(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    with redis_client.pipeline() as pipe:
+        for number in range(3000):
+            pipe.set(f"{KEYS.prefix}w:{number}", "x", ex=60)
+        pipe.execute()
+
+    bounded = run_doctor(redis_url, "--max-keys", "700")[1]
+    whole = run_doctor(redis_url)[1]
+
+    assert bounded["keys"]["finding"].startswith("700 of about 3,000")
+    assert whole["keys"]["finding"].startswith("all 3,000")
+
+
+def test_jobs_on_the_move_are_not_called_lost(
+    redis_url: str, redis_client: redis.Redis, mill: tuple[PuppetWorker, int]
+) -> None:
+    worker, epoch = mill
+    stop = threading.Event()
+
+    def churn() -> None:
+        number = 0
+        with connect(redis_url) as client:
+            while not stop.is_set():
+                waiting = [shard.submit(client) for _ in range(8)]
+                for job_id in waiting[:6]:
+                    shard.dispatch(client, job_id, epoch, worker.worker_id)
+                shard.expire_lease(client, waiting[0])
+                shard.reap(client, waiting[0])
+                for job_id in waiting[1:6]:
+                    shard.finish(client, job_id, 1, 0, 1)
+                for job_id in waiting:
+                    shard.cancel(client, job_id)
+                number += 1
+                keyed = shard.submit(client, idempotency_key=str(number))
+                run(client, cancel_call(keyed, Location(QUEUE, "", str(number))))
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        reports = [examine(redis_client, KEYS, max_keys=2000) for _ in range(15)]
+    finally:
+        stop.set()
+        thread.join()
+    moving = {"lost jobs", "unlisted queues", "stale leases", "stale pointers", "leaked keys"}
+    alarms = [f for found in reports for f in found if f.check in moving | {"counters"}]
+    assert {f.check for f in alarms} == moving | {"counters"}
+    assert [f for f in alarms if f.level is not Level.OK] == []
+
+
+def test_a_server_without_the_functions_or_with_others_is_told(tmp_path: Path) -> None:
+    with start_fast_server(tmp_path) as server, connect(server.url) as client:
+        missing = run_doctor(server.url)
+        client.function_load(LUA_SOURCE.replace("'QUEUEFULL '", "'FULL '"))
+        other = run_doctor(server.url)
+        ensure_library(client)
+        current = run_doctor(server.url)[1]
+    assert missing[0] == other[0] == 1
+    assert "not loaded" in missing[1]["functions"]["finding"]
+    assert "differs" in other[1]["functions"]["finding"]
+    assert current["functions"]["level"] == "ok"
+
+
+def test_an_absent_server_is_one_error(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["doctor", "--redis-url", f"unix://{tmp_path}/none"])
+    assert done.exit_code == 1
+    assert "the broker does not answer" in str(done.exception)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_the_table_shows_every_check_and_its_fix(redis_url: str) -> None:
+    done = CliRunner().invoke(app, ["doctor", "--redis-url", redis_url], env={"COLUMNS": "200"})
+    assert done.exit_code == 0
+    for name in run_doctor(redis_url)[1]:
+        assert name in done.stdout
+    assert "appendfsync always" in done.stdout
+
+
+def level_of(
+    check: str, info: dict[str, Any] | None = None, config: dict[str, str] | None = CONFIG
+) -> str:
+    facts = ServerFacts({**INFO, **(info or {})}, config, {"tm1": LUA_SOURCE}, 0.0)
+    [finding] = [f for f in check_server_facts(facts) if f.check == check]
+    return finding.level
+
+
+@pytest.mark.parametrize(
+    ("check", "info", "level"),
+    [
+        ("server", {}, "ok"),
+        ("server", {"redis_version": "6.2.14"}, "failure"),
+        ("server", {"role": "slave"}, "failure"),
+        ("eviction", {"maxmemory_policy": "allkeys-lru"}, "failure"),
+        ("eviction", {"maxmemory_policy": "allkeys-lru", "maxmemory": 0}, "warning"),
+        ("memory", {}, "ok"),
+        ("memory", {"maxmemory": 0}, "warning"),
+        ("memory", {"used_memory": 800}, "warning"),
+        ("memory", {"used_memory": 950}, "failure"),
+        ("durability", {}, "ok"),
+        ("durability", {"aof_enabled": 0}, "failure"),
+        ("durability", {"aof_last_write_status": "err"}, "failure"),
+    ],
+)
+def test_the_server_is_judged_by_what_it_says(check: str, info: dict[str, Any], level: str) -> None:
+    assert level_of(check, info) == level
+
+
+@pytest.mark.parametrize(
+    ("check", "config", "level"),
+    [
+        ("durability", {"appendonly": "yes", "appendfsync": "everysec"}, "warning"),
+        ("durability", {"appendonly": "yes", "appendfsync": "no"}, "warning"),
+        ("durability", None, "warning"),
+        ("pub/sub buffer", CONFIG, "ok"),
+        ("pub/sub buffer", {"client-output-buffer-limit": "pubsub 0 0 0"}, "warning"),
+        ("pub/sub buffer", {"client-output-buffer-limit": "pubsub 1000 0 0"}, "warning"),
+        ("pub/sub buffer", None, "ok"),
+    ],
+)
+def test_a_configuration_is_judged_and_a_hidden_one_is_no_failure(
+    check: str, config: dict[str, str] | None, level: str
+) -> None:
+    assert level_of(check, config=config) == level
