@@ -94,8 +94,12 @@ def _serve(server: AclServer, producer: Producer, tmp_path: Path) -> None:
         assert producer.submit("tide mill", max_tokens=5, idempotency_key="once").id == job.id
         assert sum(len(chunk.ids) for chunk in job.stream()) == 5
         assert len(job.result(timeout=20).token_ids) == 5
-        status = producer.status()
-        assert (len(status.workers), status.models[0].name) == (1, "m")
+        for role in ("producer", "reader"):
+            with Producer(server.url(role)) as onlooker:
+                status = onlooker.status()
+                assert (len(status.workers), status.models[0].name) == (1, "m")
+                assert onlooker.result(job.id).token_ids == job.result().token_ids
+                assert [c.ids for c in onlooker.stream(job.id)] == [c.ids for c in job.stream()]
 
         cancelled = _begin(producer)
         assert cancelled.cancel() is JobState.CANCELLED
@@ -280,9 +284,12 @@ def test_the_doctor_can_be_run_by_the_reader_and_sees_more_as_the_deploy_user(
     server: AclServer,
 ) -> None:
     seen = {}
+    server.refusals()
     for role in ("reader", "deploy"):
         with server.client(role) as client:
             seen[role] = {f.check: f for f in examine(client, KEYS)}
+    # So it writes nothing either.
+    assert [(r["username"], r["object"]) for r in server.refusals()] == [("reader", "config|get")]
     assert "hidden" in seen["reader"]["durability"].finding
     assert seen["deploy"]["durability"].finding.startswith("fast")
     for check in ("functions", "lost jobs", "leaked keys"):
