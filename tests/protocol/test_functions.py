@@ -10,7 +10,7 @@ from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import IdempotencyConflict, QueueFull, StaleEpoch
 from tidemill.protocol.functions import LIBRARY, LUA_SOURCE, ensure_library, run, run_many
 from tidemill.protocol.ids import new_job_id
-from tidemill.protocol.messages import JobResult, ModelCard, WorkerInfo
+from tidemill.protocol.messages import JobResult, ModelCard, WorkerInfo, WorkerStatus
 
 pytestmark = pytest.mark.leaks_keys
 
@@ -63,6 +63,9 @@ def test_a_server_out_of_memory_refuses_submits_and_lets_running_jobs_end(
         with pytest.raises(QueueFull):
             shard.submit(redis_client)
         fence = shard.dispatch(redis_client, job_id, epoch).fence
+        status = WorkerStatus(num_running=1)
+        assert run(redis_client, calls.report(KEYS, worker_id="wkr_a", status=status))
+        assert shard.claim(redis_client, job_id, fence)
         assert shard.append(redis_client, job_id, fence, 0, 2).accepted
         assert shard.finish(redis_client, job_id, fence, 2).accepted
     finally:
@@ -272,13 +275,46 @@ def test_a_job_that_crashes_its_workers_three_times_is_dead(redis_client: redis.
     job_id = shard.submit(redis_client)
     outcomes = []
     for _ in range(3):
-        shard.dispatch(redis_client, job_id, epoch)
+        fence = shard.dispatch(redis_client, job_id, epoch).fence
+        assert shard.claim(redis_client, job_id, fence)
         shard.expire_lease(redis_client, job_id)
         outcomes.append(shard.reap(redis_client, job_id))
     assert outcomes == [1, 1, 2]
     assert state(redis_client, job_id) == "dead"
     assert redis_client.xlen(KEYS.dead_letters) == 1
     assert counters(redis_client) == {}
+
+
+def test_an_attempt_that_no_worker_read_is_no_crash(redis_client: redis.Redis) -> None:
+    epoch = shard.lead(redis_client)
+    job_id = shard.submit(redis_client)
+    for _ in range(5):
+        shard.dispatch(redis_client, job_id, epoch)
+        shard.expire_lease(redis_client, job_id)
+        assert shard.reap(redis_client, job_id) == 1
+    assert state(redis_client, job_id) == "queued"
+
+
+def test_only_the_worker_of_the_current_attempt_can_claim_it(redis_client: redis.Redis) -> None:
+    epoch = shard.lead(redis_client)
+    job_id = shard.submit(redis_client)
+    assert not shard.claim(redis_client, job_id, 0)
+    fence = shard.dispatch(redis_client, job_id, epoch, "wkr_a").fence
+    assert not shard.claim(redis_client, job_id, fence, "wkr_b")
+    assert not shard.claim(redis_client, job_id, fence + 1, "wkr_a")
+    assert shard.claim(redis_client, job_id, fence, "wkr_a")
+    assert shard.claim(redis_client, job_id, fence, "wkr_a")
+
+
+def test_an_unreadable_pointer_becomes_one_dead_letter(redis_client: redis.Redis) -> None:
+    job_id = shard.submit(redis_client)
+    [(_, entry)] = shard.read_pointers(redis_client)
+    call = calls.bury(KEYS, queue=QUEUE, entry_id=entry, job_id=b"x", reason="odd")
+    assert [run(redis_client, call) for _ in range(2)] == [True, False]
+    assert redis_client.xlen(KEYS.ingress(QUEUE)) == 0
+    [(_, letter)] = redis_client.xrange(KEYS.dead_letters)
+    assert (letter[b"r"], letter[b"e"]) == (b"odd", entry.encode())
+    assert state(redis_client, job_id) == "queued"
 
 
 def test_crashes_that_made_progress_do_not_count_as_poison(redis_client: redis.Redis) -> None:

@@ -36,6 +36,7 @@ class ModelJob:
     tokens: int = 0
     tokens_at_claim: int = 0
     crashes: int = 0
+    claimed: int = 0
     worker: str = ""
     writers: set[int] = field(default_factory=set)
 
@@ -90,6 +91,16 @@ class Functions(RuleBasedStateMachine):
     def a_deposed_scheduler_dispatches(self, job_id: str, worker: str) -> None:
         with pytest.raises(StaleEpoch):
             shard.dispatch(self.client, job_id, self.epoch - 1, worker)
+
+    @rule(attempt=claims, worker=WORKERS, repeat=REPEAT)
+    def claim(self, attempt: tuple[str, int], worker: str, repeat: int) -> None:
+        job_id, fence = attempt
+        job = self.model[job_id]
+        ours = job.state == "run" and (job.fence, job.worker) == (fence, worker)
+        replies = [shard.claim(self.client, job_id, fence, worker) for _ in range(repeat)]
+        assert set(replies) == {ours}
+        if ours:
+            job.claimed = fence
 
     @rule(claim=claims, num=st.integers(1, 3), repeat=REPEAT)
     def append(self, claim: tuple[str, int], num: int, repeat: int) -> None:
@@ -146,8 +157,11 @@ class Functions(RuleBasedStateMachine):
         if not expired or job.state != "run":
             assert set(codes) == {0}
             return
-        job.crashes = job.crashes + 1 if job.tokens == job.tokens_at_claim else 0
-        dead = job.crashes >= calls.MAX_CRASHES
+        crashed = job.tokens == job.tokens_at_claim and job.claimed == job.fence
+        if job.tokens != job.tokens_at_claim:
+            job.crashes = 0
+        job.crashes += crashed
+        dead = crashed and job.crashes >= calls.MAX_CRASHES
         assert codes == [2 if dead else 1, 0][:repeat]
         job.state = "dead" if dead else "queued"
 

@@ -67,6 +67,11 @@ def dispatch(
     )
 
 
+def claim(client: redis.Redis, job_id: str, fence: int, worker: str = "wkr_a") -> bool:
+    """Say as the worker that the run command was read."""
+    return run(client, calls.claim(KEYS, worker_id=worker, jobs=[(job_id, fence)]))[0]
+
+
 def append(client: redis.Redis, job_id: str, fence: int, start: int, num: int) -> calls.Written:
     """Write ``num`` tokens from position ``start`` as the attempt ``fence``."""
     chunk = make_chunk(start, num)

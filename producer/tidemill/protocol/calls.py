@@ -14,6 +14,7 @@ from tidemill.protocol.messages import (
     ModelCard,
     TokenChunk,
     WorkerInfo,
+    WorkerStatus,
 )
 
 #: How long things live, in ms.
@@ -155,6 +156,20 @@ def _dispatched(reply: Any) -> Dispatched:
     if reply[0]:
         return Dispatched(int(reply[1]), _text(reply[2]), "run", "")
     return Dispatched(0, "", _text(reply[1]), _text(reply[2]))
+
+
+def claim(keys: ShardKeys, *, worker_id: str, jobs: Sequence[tuple[str, int]]) -> Call[list[bool]]:
+    """Say that a worker has read the run commands of (job id, fence) pairs, 256 at most.
+
+    Until then an attempt whose lease runs out does not count as a crash.  False for each attempt
+    that is not this worker's any more.
+    """
+    return Call(
+        "claim",
+        tuple(keys.job(job_id) for job_id, _ in jobs),
+        (worker_id, *(fence for _, fence in jobs)),
+        lambda reply: [bool(code) for code in reply],
+    )
 
 
 def append(keys: ShardKeys, chunks: Sequence[tuple[str, int, TokenChunk]]) -> Call[list[Written]]:
@@ -327,6 +342,21 @@ def reap(
             keys.bell,
         ),
         int,
+    )
+
+
+def report(keys: ShardKeys, *, worker_id: str, status: WorkerStatus) -> Call[int]:
+    """Add an entry to a worker's status stream; goes on when the server's memory is full."""
+    return Call("report", (keys.status(worker_id),), (encode(status), LOG_TTL_MS), int)
+
+
+def bury(keys: ShardKeys, *, queue: str, entry_id: str, job_id: bytes, reason: str) -> Call[bool]:
+    """Move a pointer that nobody can read to the dead letters; false if it is gone already."""
+    return Call(
+        "bury",
+        (keys.ingress(queue), keys.dead_letters),
+        (entry_id, queue, job_id, reason),
+        bool,
     )
 
 

@@ -6,7 +6,8 @@
 -- Key types: job = hash, in = stream (group "sched"), act/run/wk/mds = sorted set, out = stream,
 -- cmd = stream, idem = string, cnt/salt/wi/md = hash, sch/sche/tok = string, dead = stream.
 -- Job fields: st state, tn tenant, md model, pr priority, qn queue, f fence, n tokens emitted,
--- at attempts, cn n at the claim, cr crashes since the last new token, w worker, req request,
+-- at attempts, cl fence of the last attempt that its worker read, cn n at the dispatch, cr crashes
+-- since the last new token, w worker, req request,
 -- h routing key, cost tokens, eid pointer's entry id, ik idempotency key, salt, res result,
 -- ts/td/tf/te submitted, dispatched, first token, ended (ms).
 
@@ -92,6 +93,19 @@ local function dispatch(K, A)
   count(K[7], 'q:' .. v[3], -1)
   count(K[7], 'r:' .. v[3], 1)
   return {1, fence, command}
+end
+
+-- A worker has read its run commands: from here on the attempts may crash it.
+-- KEYS job1 job2 ...   ARGV worker fence1 fence2 ...   -> per job: 1 claimed | 0 not ours
+local function claim(K, A)
+  local reply = {}
+  for i = 1, #K do
+    local v = redis.call('HMGET', K[i], 'f', 'st', 'w')
+    local ours = v[1] == A[i + 1] and v[2] == 'run' and v[3] == A[1]
+    if ours then redis.call('HSET', K[i], 'cl', A[i + 1]) end
+    reply[i] = ours and 1 or 0
+  end
+  return reply
 end
 
 local function append_one(job, out, fence, start, finish, chunk, chan)
@@ -200,12 +214,13 @@ local function reap(K, A)
   local expiry = redis.call('ZSCORE', K[4], A[1])
   if not expiry or tonumber(expiry) > now() then return 0 end
   redis.call('ZREM', K[4], A[1])
-  local v = redis.call('HMGET', K[1], 'st', 'n', 'cn', 'tn', 'w', 'at')
+  local v = redis.call('HMGET', K[1], 'st', 'n', 'cn', 'tn', 'w', 'at', 'cl')
   if v[1] ~= 'run' then return 0 end
   count(K[5], 'r:' .. v[4], -1)
+  -- An attempt that no worker has read can have crashed none.
   local crashes = 0
-  if v[2] == v[3] then crashes = redis.call('HINCRBY', K[1], 'cr', 1)
-  else redis.call('HSET', K[1], 'cr', 0) end
+  if v[2] ~= v[3] then redis.call('HSET', K[1], 'cr', 0)
+  elseif v[6] == v[7] then crashes = redis.call('HINCRBY', K[1], 'cr', 1) end
   if crashes >= tonumber(A[3]) then
     seal(K[1], K[6], K[7], v[2], 'dead', v[2], '', A[4], A[5], A[6], A[6])
     redis.call('XADD', K[8], 'MAXLEN', '~', 10000, '*',
@@ -214,6 +229,22 @@ local function reap(K, A)
   end
   point(K[2], K[3], K[1], A[1], A[2], A[7])
   count(K[5], 'q:' .. v[4], 1)
+  return 1
+end
+
+-- KEYS status   ARGV status ttl_ms   -> 1
+local function report(K, A)
+  redis.call('XADD', K[1], 'MAXLEN', '~', 1000, '*', 's', A[1])
+  redis.call('PEXPIRE', K[1], A[2])
+  return 1
+end
+
+-- Moves a pointer that nobody can read to the dead letters.
+-- KEYS in dead   ARGV entry queue job reason   -> 1 moved | 0 was not there
+local function bury(K, A)
+  redis.call('XACK', K[1], 'sched', A[1])
+  if redis.call('XDEL', K[1], A[1]) == 0 then return 0 end
+  redis.call('XADD', K[2], 'MAXLEN', '~', 10000, '*', 'j', A[3], 'r', A[4], 'q', A[2], 'e', A[1])
   return 1
 end
 
@@ -266,12 +297,15 @@ end
 register_function('submit', submit, {})
 register_function('salt', salt, {})
 register_function('dispatch', dispatch, {'allow-oom'})
+register_function('claim', claim, {'allow-oom'})
 register_function('append', append, {'allow-oom'})
 register_function('finish', finish, {'allow-oom'})
 register_function('cancel', cancel, {'allow-oom'})
 register_function('release', release, {'allow-oom'})
 register_function('beat', beat, {'allow-oom'})
 register_function('reap', reap, {'allow-oom'})
+register_function('report', report, {'allow-oom'})
+register_function('bury', bury, {'allow-oom'})
 register_function('retire', retire, {'allow-oom'})
 register_function('lead', lead, {'allow-oom'})
 register_function('register', register, {'allow-oom'})
