@@ -54,7 +54,8 @@ def test_a_lines_own_fields_go_before_the_defaults(tmp_path: Path) -> None:
         ("[1]", "line"),
         ({"question": "?"}, "prompt"),
         ({"body": 3}, "body"),
-        ('{"prompt": "' + "x" * (1 << 20) + '"}', "line"),
+        ('{"prompt": "' + "x" * (5 << 20) + '"}', "line"),
+        ("[" * 100_000, "line"),
     ],
 )
 def test_a_bad_line_is_reported_and_the_next_one_read(tmp_path: Path, row: Any, named: str) -> None:
@@ -75,6 +76,11 @@ def test_equal_lines_get_jobs_of_their_own_and_a_second_reading_the_same_jobs(
     keys = [line.spec.options["idempotency_key"] for line in read(tmp_path, *rows) if line.spec]
     again = [line.spec.options["idempotency_key"] for line in read(tmp_path, *rows) if line.spec]
     assert keys == again and len(set(keys)) == 2
+
+
+def test_a_lone_surrogate_is_passed_on_for_the_job_to_be_refused(tmp_path: Path) -> None:
+    [line] = read(tmp_path, '{"prompt": "a\\ud800b"}')
+    assert line.spec is not None and line.spec.prompt == "a\ud800b"
 
 
 def test_empty_lines_are_no_jobs(tmp_path: Path) -> None:

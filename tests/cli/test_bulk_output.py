@@ -60,3 +60,11 @@ def test_an_unwritable_output_is_named(tmp_path: Path) -> None:
         open_output(tmp_path / "no" / "out.jsonl"),
     ):
         pass
+
+
+def test_any_text_that_json_can_hold_is_written_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with open_output(path) as output:
+        output.write({**row(1, text="é\u2028\x00", error=None), "custom_id": "\ud800"})
+    with open_output(path) as output:
+        assert output.done == {(1, "\ud800")}

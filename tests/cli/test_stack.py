@@ -8,7 +8,7 @@ import pytest
 
 from support.wait import wait_until
 from tidemill.cli.child import Child, ChildSpec
-from tidemill.cli.stack import Backoff, Stack, StackOptions
+from tidemill.cli.stack import Stack, StackOptions
 from tidemill.protocol.errors import ConfigError
 from tidemill.service.redis import connect
 from tidemill.service.runtime import ParentLink
@@ -39,15 +39,6 @@ def test_a_child_that_says_nothing_still_has_a_complaint() -> None:
     child = start(("no_such_module_at_all",), [], [])
     assert child.wait(20)
     assert "no_such_module_at_all" in child.complaint
-
-
-def test_a_process_that_dies_is_started_at_once_and_then_ever_later() -> None:
-    now = 0.0
-    backoff = Backoff(clock=lambda: now)
-    assert [backoff.next_seconds() for _ in range(4)] == [0.0, 0.5, 1.5, 3.5]
-    assert [backoff.next_seconds() for _ in range(3)][-1] == 10.0
-    now = 100.0
-    assert backoff.next_seconds() == 0.0
 
 
 def options(tmp_path: Path, **changes: object) -> StackOptions:

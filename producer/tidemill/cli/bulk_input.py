@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tidemill._request import JobSpec
 from tidemill.protocol.errors import ConfigError, InvalidRequest
@@ -56,7 +56,7 @@ class LineReader:
     def read(self, path: Path) -> Iterator[InputLine]:
         """Yield the non-empty lines of a file, never more than one in memory."""
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(_lines(file), start=1):
                 if line.strip():
                     yield self._parse(number, line)
 
@@ -78,7 +78,7 @@ class LineReader:
         options = {**self.defaults, **sampling, "model": self.model or given.get("model")}
         prompt = self._prompt(given)
         text = json.dumps([number, prompt, options], sort_keys=True, ensure_ascii=False)
-        key = f"bulk-{sha256(text.encode()).hexdigest()[:32]}"
+        key = f"bulk-{sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
         return JobSpec(prompt, idempotency_key=key, stream=False, **options)
 
     def _prompt(self, row: Mapping[str, Any]) -> Any:
@@ -99,21 +99,29 @@ def count_lines(path: Path) -> int:
     """Return the number of non-empty lines; raises ``ConfigError`` if there is no such file."""
     try:
         with path.open("rb") as file:
-            return sum(1 for line in file if line.strip())
+            return sum(1 for line in _lines(file) if line.strip())
     except OSError as error:
         raise ConfigError(
             f"the input {str(path)!r} cannot be read: {error.strerror}", fix="Check the path."
         ) from error
 
 
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield lines, each cut off just above the limit: a huge one never fills the memory."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        yield line
+        while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE_BYTES + 1)
+
+
 def _load(line: bytes) -> dict[str, Any]:
     if len(line) > MAX_LINE_BYTES:
         raise InvalidRequest(
-            f"line: it has {len(line)} bytes, the limit is {MAX_LINE_BYTES}", field="line"
+            f"line: it is longer than the limit of {MAX_LINE_BYTES} bytes", field="line"
         )
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"line: it is not JSON: {error}", field="line") from error
     if not isinstance(row, dict):
         raise InvalidRequest("line: it is not a JSON object", field="line")

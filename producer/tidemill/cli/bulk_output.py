@@ -27,7 +27,9 @@ class OutputFile:
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one line; it is complete in the file or absent, even if we are killed."""
-        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        # A lone surrogate is written as the JSON escape it came as.
+        line = json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        self._file.write(line + b"\n")
         self._file.flush()
 
     def _load(self) -> None:

@@ -1,7 +1,6 @@
 """A whole Tidemill on one machine: broker, scheduler and workers, kept alive together."""
 
 import logging
-import math
 import queue
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Literal, Self
 import redis
 
 from tidemill.cli.child import Child, ChildSpec
+from tidemill.cli.restarts import Restarts
 from tidemill.protocol.errors import BrokerError, ConfigError
 from tidemill.protocol.functions import ensure_library
 from tidemill.protocol.keys import ShardKeys
@@ -30,15 +30,17 @@ CONFIG_STATUS = 2
 _READY_TIMEOUT_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _BROKER_POLL_SECONDS = 0.2
-_DRAIN_SECONDS = 30.0
-_MAX_BACKOFF_SECONDS = 10.0
-#: A process that lived this long before it died is started again at once.
-_STABLE_SECONDS = 30.0
+#: What a worker may take beyond its drain to hand back its jobs and say goodbye.
+_FAREWELL_SECONDS = 15.0
+_KILL_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """What to run; ``worker_args`` go to every worker unchanged."""
+    """What to run; ``worker_args`` go to every worker unchanged.
+
+    On stop a worker may finish its jobs for ``drain_seconds``, then it hands them back.
+    """
 
     redis_url: str | None
     data_dir: Path
@@ -46,28 +48,10 @@ class StackOptions:
     fsync: FsyncPolicy | Literal["auto"] = "auto"
     shard: str = "00"
     num_workers: int = 1
+    drain_seconds: float = 30.0
     worker_args: tuple[str, ...] = ()
     scheduler_args: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
-
-
-class Backoff:
-    """How long to wait before starting a process again: not at all, then ever longer."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last = -math.inf
-        self._delay = 0.0
-
-    def next_seconds(self) -> float:
-        """Return the delay before the restart that is due now."""
-        now = self._clock()
-        if now - self._last > _STABLE_SECONDS:
-            self._delay = 0.0
-        else:
-            self._delay = min(2 * self._delay + 0.5, _MAX_BACKOFF_SECONDS)
-        self._last = now
-        return self._delay
 
 
 class Stack:
@@ -184,7 +168,7 @@ class Stack:
             ChildSpec(
                 f"worker-{number}",
                 "tidemill_gpuworker",
-                (*common, *options.worker_args),
+                (*common, "--drain-seconds", f"{options.drain_seconds:g}", *options.worker_args),
                 environment,
             )
             for number in range(1, options.num_workers + 1)
@@ -214,18 +198,23 @@ class Stack:
         raise ConfigError(self.failure or "a process ended before it was ready")
 
     def _supervise(self) -> None:
-        restarts: dict[str, Backoff] = {}
-        while (child := self._exits.get()) is not None:
-            if self._stopping.is_set or self.failed.is_set:
+        restarts = Restarts()
+        while not self._stopping.is_set:
+            try:
+                child = self._exits.get(timeout=restarts.next_in_seconds())
+            except queue.Empty:
+                for spec in restarts.take_due():
+                    self._spawn(spec)
                 continue
-            if not self._ready or child.exit_status == CONFIG_STATUS:
-                self._give_up(child.complaint)
-                continue
-            name = child.spec.name
-            delay = restarts.setdefault(name, Backoff()).next_seconds()
-            _log.warning("starting %s again: %s", name, child.complaint)
-            if not self._stopping.wait(delay):
-                self._spawn(child.spec)
+            if child is not None and not self._stopping.is_set and not self.failed.is_set:
+                self._bury(child, restarts)
+
+    def _bury(self, child: Child, restarts: Restarts) -> None:
+        if not self._ready or child.exit_status == CONFIG_STATUS:
+            self._give_up(child.complaint)
+            return
+        _log.warning("starting %s again: %s", child.spec.name, child.complaint)
+        restarts.died(child.spec)
 
     def _give_up(self, reason: str) -> None:
         self.failure = reason
@@ -256,16 +245,16 @@ class Stack:
             children = [c for n, c in self._children.items() if n.startswith(prefix)]
         for child in children:
             child.terminate()
-        deadline = time.monotonic() + _DRAIN_SECONDS
+        deadline = time.monotonic() + self._options.drain_seconds + _FAREWELL_SECONDS
         for child in children:
             if not child.wait(max(0.0, deadline - time.monotonic())):
                 child.kill()
-                child.wait(_DRAIN_SECONDS)
+                child.wait(_KILL_SECONDS)
 
     def _kill_children(self) -> None:
         for child in self._children.values():
             child.kill()
-            child.wait(_DRAIN_SECONDS)
+            child.wait(_KILL_SECONDS)
 
 
 def _num_live_workers(client: redis.Redis, keys: ShardKeys) -> int:

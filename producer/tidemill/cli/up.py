@@ -48,6 +48,9 @@ def up(
         int | None,
         typer.Option(min=1, help="CPU threads of each worker. Default: cores / workers."),
     ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="On Ctrl-C, how long running jobs may take to finish.")
+    ] = 30.0,
     worker_args: Annotated[
         list[str] | None,
         typer.Argument(
@@ -70,6 +73,7 @@ def up(
         port=port,
         shard=config.shard,
         num_workers=workers,
+        drain_seconds=drain_seconds,
         worker_args=(
             *("--model", str(directory), "--served-model-name", served_model_name or name),
             *("--device", device, "--dtype", dtype),
