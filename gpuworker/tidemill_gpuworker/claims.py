@@ -2,13 +2,16 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 
+from tidemill.protocol import calls
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import InvalidRequest, StreamGap, TidemillError
+from tidemill.protocol.functions import Call
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import MAX_SEED, GenerateRequest, ModelCard, TokenChunk
 from tidemill.protocol.prefix import ExtraKeys
@@ -18,6 +21,7 @@ from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker import metrics
 from tidemill_gpuworker.commands import Command
 from tidemill_gpuworker.jobs import Job
+from tidemill_gpuworker.outbox import MAX_JOBS_PER_CALL
 
 _log = logging.getLogger(__name__)
 
@@ -61,26 +65,32 @@ class _StoredJob:
 
 
 class ClaimLoader:
-    """Reads claimed jobs; a job's own faults end in a ``Refusal`` and harm no other job."""
+    """Claims and reads jobs; a job's own faults end in a ``Refusal`` and harm no other job.
+
+    The claim comes before anything is computed: only an attempt that was claimed counts as a
+    crash when its worker dies.
+    """
 
     def __init__(
-        self, client: redis.Redis, keys: ShardKeys, card: ModelCard, tokenizer: Tokenizer
+        self,
+        client: redis.Redis,
+        keys: ShardKeys,
+        worker_id: str,
+        card: ModelCard,
+        tokenizer: Tokenizer,
     ) -> None:
         self._client = client
         self._keys = keys
+        self._worker_id = worker_id
         self._card = card
         self._tokenizer = tokenizer
 
     def load(self, commands: Sequence[Command]) -> list[Claim | Refusal | None]:
         """One result per run command: None if that attempt is over already.
 
-        Raises what redis-py raises when the server is away; nothing has happened then.
+        Raises what redis-py raises when the server is away; the same commands may be loaded again.
         """
-        stored = self._read_jobs([command.job_id for command in commands])
-        owned = [
-            job if job and job.state == JobState.RUNNING and job.fence == command.fence else None
-            for job, command in zip(stored, commands, strict=True)
-        ]
+        owned = self._claim_and_read(commands)
         resumed = [
             c.job_id for c, job in zip(commands, owned, strict=True) if job and job.num_tokens
         ]
@@ -92,14 +102,28 @@ class ClaimLoader:
 
     def queue_of(self, job_id: str) -> str | None:
         """The queue a job came from, or None if the job is gone."""
-        (stored,) = self._read_jobs([job_id])
-        return stored.queue if stored else None
+        # redis-py's type does not know that our connections answer in bytes.
+        queue: Any = self._client.hget(self._keys.job(job_id), "qn")
+        return queue.decode() if queue is not None else None
 
-    def _read_jobs(self, job_ids: Sequence[str]) -> list[_StoredJob | None]:
+    def _claim_and_read(self, commands: Sequence[Command]) -> list[_StoredJob | None]:
+        claims = [self._claims(batch) for batch in _batches(commands)]
         with self._client.pipeline(transaction=False) as pipe:
-            for job_id in job_ids:
-                pipe.hmget(self._keys.job(job_id), _FIELDS)
-            return [_stored_job(fields) for fields in pipe.execute()]
+            for call in claims:
+                pipe.execute_command(*call.command)  # type: ignore[no-untyped-call]
+            for command in commands:
+                pipe.hmget(self._keys.job(command.job_id), _FIELDS)
+            replies = pipe.execute()
+        claimed = _flatten(c.parse(r) for c, r in zip(claims, replies, strict=False))
+        stored = (_stored_job(fields) for fields in replies[len(claims) :])
+        return [
+            job if is_ours and job and _is_attempt(job, command) else None
+            for is_ours, job, command in zip(claimed, stored, commands, strict=True)
+        ]
+
+    def _claims(self, commands: Sequence[Command]) -> Call[list[bool]]:
+        attempts = [(command.job_id, command.fence) for command in commands]
+        return calls.claim(self._keys, worker_id=self._worker_id, jobs=attempts)
 
     def _read_logs(self, job_ids: Sequence[str]) -> list[list[bytes]]:
         with self._client.pipeline(transaction=False) as pipe:
@@ -148,6 +172,20 @@ def seed_of(job_id: str, request: GenerateRequest) -> int:
     if request.params.seed is not None:
         return request.params.seed
     return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:8], "big") & MAX_SEED
+
+
+def _batches(commands: Sequence[Command]) -> Iterable[Sequence[Command]]:
+    for start in range(0, len(commands), MAX_JOBS_PER_CALL):
+        yield commands[start : start + MAX_JOBS_PER_CALL]
+
+
+def _flatten(lists: Iterable[list[bool]]) -> list[bool]:
+    return [item for items in lists for item in items]
+
+
+def _is_attempt(job: _StoredJob, command: Command) -> bool:
+    # Between the claim and the read its owner may have cancelled it.
+    return job.state == JobState.RUNNING and job.fence == command.fence
 
 
 def _stored_job(fields: Sequence[bytes | None]) -> _StoredJob | None:

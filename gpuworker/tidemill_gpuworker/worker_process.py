@@ -80,7 +80,9 @@ class WorkerProcess:
             tokenizer=model.tokenizer.to_bundle(),
             lease_ms=int(config.lease_seconds * 1000),
         )
-        self._loader = ClaimLoader(self._client, self._keys, model.card, model.tokenizer)
+        self._loader = ClaimLoader(
+            self._client, self._keys, model.info.worker_id, model.card, model.tokenizer
+        )
         self._reader = CommandReader(
             self._client,
             self._keys.commands(model.info.worker_id),

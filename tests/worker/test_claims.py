@@ -19,7 +19,7 @@ pytestmark = pytest.mark.leaks_keys
 @pytest.fixture
 def loader(redis_client: redis.Redis) -> ClaimLoader:
     tokenizer = make_tokenizer()
-    return ClaimLoader(redis_client, KEYS, make_card(tokenizer), tokenizer)
+    return ClaimLoader(redis_client, KEYS, "wkr_a", make_card(tokenizer), tokenizer)
 
 
 def _run(job_id: str, fence: int = 1) -> Command:
@@ -57,6 +57,30 @@ def test_only_the_present_attempt_of_a_running_job_is_claimed(
     claims = loader.load(commands)
     assert claims[:4] == [None] * 4
     assert isinstance(claims[4], Claim)
+
+
+def test_a_job_whose_command_went_to_another_worker_is_not_claimed(
+    redis_client: redis.Redis, loader: ClaimLoader
+) -> None:
+    job_id = submit(redis_client, make_request())
+    shard.dispatch(redis_client, job_id, shard.lead(redis_client), worker="wkr_b")
+    assert loader.load([_run(job_id)]) == [None]
+
+
+def test_only_attempts_that_were_loaded_count_as_crashes(
+    redis_client: redis.Redis, loader: ClaimLoader
+) -> None:
+    epoch = shard.lead(redis_client)
+    unread = submit(redis_client, make_request())
+    loaded = [submit(redis_client, make_request()) for _ in range(300)]
+    for job_id in (unread, *loaded):
+        shard.dispatch(redis_client, job_id, epoch)
+    assert all(isinstance(c, Claim) for c in loader.load([_run(job_id) for job_id in loaded]))
+    for job_id in (unread, *loaded):
+        shard.expire_lease(redis_client, job_id)
+        assert shard.reap(redis_client, job_id) == 1
+    assert [redis_client.hget(KEYS.job(job_id), "cr") for job_id in loaded] == [b"1"] * 300
+    assert redis_client.hget(KEYS.job(unread), "cr") == b"0"
 
 
 def test_a_resumed_claim_brings_the_log(redis_client: redis.Redis, loader: ClaimLoader) -> None:
