@@ -1,9 +1,10 @@
 """What is to be written to which token log, and when: decisions without a broker."""
 
+import heapq
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from operator import itemgetter
 
 from tidemill.protocol.calls import Written
 from tidemill.protocol.errors import TidemillError
@@ -129,9 +130,11 @@ class Outbox:
 
     def select(self, horizon: float) -> list[Write]:
         """What is due by ``horizon``: appends first, then the writes that finish a job."""
-        due = (i for i in self._items.values() if i.due_at is not None and i.due_at <= horizon)
-        writes = [_write(item) for item in islice(due, MAX_JOBS_PER_CALL)]
-        return sorted(writes, key=lambda write: write.end is not None)
+        due = ((item.due_at, item) for item in self._items.values() if item.due_at is not None)
+        ready = (pair for pair in due if pair[0] <= horizon)
+        # The earliest first, or a worker of many jobs would serve the same ones again and again.
+        chosen = heapq.nsmallest(MAX_JOBS_PER_CALL, ready, key=itemgetter(0))
+        return sorted((_write(item) for _, item in chosen), key=lambda write: write.end is not None)
 
     def apply(
         self, writes: Sequence[Write], replies: Sequence[Written | TidemillError], now: float

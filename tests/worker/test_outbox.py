@@ -1,5 +1,7 @@
 """When tokens are written, and what the server's replies do to them."""
 
+from collections import Counter
+
 from tidemill.protocol.calls import Written
 from tidemill.protocol.errors import QueueFull
 from tidemill.protocol.messages import JobEnd, TokenChunk
@@ -135,6 +137,23 @@ def test_a_long_backlog_is_written_in_pieces_before_the_end() -> None:
     assert [len(chunk.ids) for chunk in first] == [MAX_CHUNK_TOKENS]
     (write,) = outbox.select(0.0)
     assert (len(write.chunk.ids), write.end) == (5, DONE)
+
+
+def test_a_worker_of_more_than_256_jobs_starves_none_of_them() -> None:
+    jobs = [_job(f"j{i}") for i in range(300)]
+    outbox = _outbox(*jobs)
+    num_writes = Counter[str]()
+    for step in range(20):
+        # A step is longer than the interval, so that all jobs are due whenever a flush begins.
+        now = step * (POLICY.stream_seconds + 1.0)
+        for job in jobs:
+            outbox.add(Update(job.job_id, [1]), now)
+        writes = outbox.select(now)
+        num_writes.update(write.item.job.job_id for write in writes)
+        outbox.apply(writes, [ACCEPTED] * len(writes), now)
+    assert len(num_writes) == 300
+    # 20 flushes of 256 are 17 writes for each of 300.
+    assert min(num_writes.values()) >= 16
 
 
 def test_one_flush_takes_256_jobs_at_most() -> None:
