@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # While the model loads there is nothing to drain.
         return 130
     except TidemillError as error:
-        print(f"tidemill-worker: {error.one_line()}", file=sys.stderr)
+        # ``tidemill up`` tells its user the line that begins like this.
+        print(f"error: {error.one_line()}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError | ModelError) else 1
 
 

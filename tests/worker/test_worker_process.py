@@ -15,6 +15,7 @@ from support import shard
 from support.shard import KEYS
 from support.wait import wait_until
 from support.worker_rig import result_of, state_of, submit
+from tidemill.cli.child import ERROR_PREFIX
 from tidemill.protocol.codec import decode
 from tidemill.protocol.messages import (
     ChatMessage,
@@ -135,6 +136,7 @@ def _fail_to_start(*options: str, status: int) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == status
     assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith(ERROR_PREFIX)
     return done.stderr
 
 
