@@ -10,7 +10,7 @@ from redis import exceptions
 
 from tidemill.protocol import calls
 from tidemill.protocol.errors import MalformedMessage, StaleEpoch
-from tidemill.protocol.functions import run_many_async
+from tidemill.protocol.functions import run_async, run_many_async
 from tidemill.protocol.keys import CONSUMER, GROUP, ShardKeys
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
@@ -23,7 +23,6 @@ _log = logging.getLogger(__name__)
 _QUEUES_PER_READ = 64
 _MAX_READ = 4000
 _MAX_READ_OF_QUEUE = 1000
-_MAX_DEAD_LETTERS = 10_000
 
 Fields = dict[bytes, bytes]
 Entry = tuple[bytes, Fields | None]
@@ -70,8 +69,12 @@ class Ingress:
                 self._positions.pop(queue, None)
 
     async def acknowledge(self, queue: str, entry_id: str) -> None:
-        """Remove a pointer that a newer one of the same job replaces."""
-        await self._remove(queue, entry_id, None)
+        """Remove a pointer whose job was cancelled, or has a newer one."""
+        stream = self._keys.ingress(queue)
+        async with self._client.pipeline(transaction=True) as pipe:
+            pipe.xack(stream, GROUP, entry_id)
+            pipe.xdel(stream, entry_id)
+            await pipe.execute()
 
     async def _read_some(self, queues: Sequence[str]) -> list[WaitingJob]:
         replies = await self._read_fenced(queues)
@@ -110,7 +113,7 @@ class Ingress:
         for entry_id, fields in entries:
             # A pending entry that was deleted: its job was cancelled.
             if fields is None:
-                await self._remove(queue, entry_id.decode(), None)
+                await self.acknowledge(queue, entry_id.decode())
                 continue
             try:
                 jobs.append(parse_pointer(self._keys.shard, queue, entry_id.decode(), fields))
@@ -141,22 +144,14 @@ class Ingress:
     ) -> None:
         metrics.MALFORMED.inc()
         _log.warning("entry %s of queue %s is malformed: %s", entry_id, queue, error.message)
-        letter: Fields = {
-            b"j": fields.get(b"j", b"")[:256],
-            b"r": f"malformed pointer: {error.message}".encode(),
-            b"q": queue.encode(),
-            b"e": entry_id.encode(),
-        }
-        await self._remove(queue, entry_id, letter)
-
-    async def _remove(self, queue: str, entry_id: str, letter: Fields | None) -> None:
-        stream = self._keys.ingress(queue)
-        async with self._client.pipeline(transaction=True) as pipe:
-            if letter is not None:
-                pipe.xadd(self._keys.dead_letters, cast(Any, letter), maxlen=_MAX_DEAD_LETTERS)
-            pipe.xack(stream, GROUP, entry_id)
-            pipe.xdel(stream, entry_id)
-            await pipe.execute()
+        call = calls.bury(
+            self._keys,
+            queue=queue,
+            entry_id=entry_id,
+            job_id=fields.get(b"j", b"")[:256],
+            reason=f"malformed pointer: {error.message}",
+        )
+        await run_async(self._client, call)
 
     async def _repair(self, queue: str, error: exceptions.ResponseError) -> None:
         if not str(error).startswith("NOGROUP"):

@@ -93,7 +93,8 @@ class Worker:
         )
 
     def reserve(self, job_id: str, tokens: int) -> None:
-        """Charge a job that is about to be sent."""
+        """Charge a job that is about to be sent, in place of what it was charged before."""
+        self.drop(job_id)
         self._in_flight[job_id] = _InFlight(tokens)
         self._num_settled = 0
         self._in_flight_tokens += tokens

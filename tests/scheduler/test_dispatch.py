@@ -194,8 +194,8 @@ def test_a_job_that_crashes_its_workers_is_declared_dead(
     job_id = submit(redis_client)
 
     def crash_another() -> bool:
-        PuppetWorker(redis_client, lease_ms=500)
-        wait_until(lambda: state_of(redis_client, job_id) != "queued", LIVENESS_SECONDS)
+        dying = PuppetWorker(redis_client, lease_ms=900)
+        wait_until(dying.read, LIVENESS_SECONDS)
         wait_until(lambda: state_of(redis_client, job_id) != "run", LIVENESS_SECONDS)
         return state_of(redis_client, job_id) == "dead"
 
@@ -204,6 +204,22 @@ def test_a_job_that_crashes_its_workers_is_declared_dead(
     [(_, letter)] = redis_client.xrange(KEYS.dead_letters)
     assert letter[b"j"] == job_id.encode()
     assert letter[b"a"] == b"3"
+
+
+def test_a_job_that_none_of_its_workers_has_read_is_not_declared_dead(
+    leader: SchedulerProcess, redis_client: redis.Redis
+) -> None:
+    job_id = submit(redis_client)
+
+    for _ in range(calls.MAX_CRASHES + 1):
+        PuppetWorker(redis_client, lease_ms=900)
+        wait_until(lambda: state_of(redis_client, job_id) == "run", LIVENESS_SECONDS)
+        wait_until(lambda: state_of(redis_client, job_id) != "run", LIVENESS_SECONDS)
+
+    heir = PuppetWorker(redis_client)
+    gather(heir, num=1)
+    assert heir.job_ids == [job_id]
+    assert state_of(redis_client, job_id) == "done"
 
 
 def test_a_job_that_kills_its_workers_takes_no_neighbour_with_it(

@@ -1,6 +1,6 @@
 """Reading pointers in the name of an epoch."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import redis
@@ -91,3 +91,26 @@ async def test_many_queues_are_read_to_their_end(
     jobs = await ingress.read(queues)
 
     assert [job.queue for job in jobs] == queues
+
+
+@pytest.fixture
+def full_memory(redis_client: redis.Redis) -> Iterator[None]:
+    """While it lasts the server refuses whatever needs more memory, once it is asked to."""
+    yield
+    redis_client.config_set("maxmemory", 0)
+
+
+async def test_a_malformed_pointer_is_buried_although_memory_is_full(
+    client: redis.asyncio.Redis, redis_client: redis.Redis, full_memory: None
+) -> None:
+    stream = KEYS.ingress(QUEUE)
+    redis_client.xgroup_create(stream, "sched", "0", mkstream=True)
+    entry_id = redis_client.xadd(stream, {"j": "job_nonsense"})
+    ingress = Ingress(client, KEYS, lead(redis_client))
+    redis_client.config_set("maxmemory", 1)
+
+    assert await ingress.read([QUEUE]) == []
+
+    [(_, letter)] = redis_client.xrange(KEYS.dead_letters)
+    assert (letter[b"j"], letter[b"e"]) == (b"job_nonsense", entry_id)
+    assert not redis_client.xlen(stream)

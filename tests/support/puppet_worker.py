@@ -96,7 +96,7 @@ class PuppetWorker:
         run(self.client, call)
 
     def read(self) -> list[Claim]:
-        """Read its new run commands."""
+        """Read its new run commands and say so, as a worker does before it begins to compute."""
         reply = self.client.xread({self.keys.commands(self.worker_id): self._cursor})
         claims = []
         for entry_id, fields in reply[0][1] if reply else []:
@@ -104,6 +104,9 @@ class PuppetWorker:
             if fields[b"k"] == b"run":
                 claims.append(Claim(fields[b"j"].decode(), int(fields[b"f"])))
         self.claims += claims
+        if claims:
+            attempts = [(claim.job_id, claim.fence) for claim in claims]
+            run(self.client, calls.claim(self.keys, worker_id=self.worker_id, jobs=attempts))
         return claims
 
     def report(self, **status: object) -> None:
