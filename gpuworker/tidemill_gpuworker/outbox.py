@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from tidemill.protocol.calls import Written
-from tidemill.protocol.errors import TidemillError
 from tidemill.protocol.messages import JobEnd, TokenChunk
 from tidemill_gpuworker.alarm import NEVER
 from tidemill_gpuworker.jobs import Job
@@ -27,13 +26,15 @@ class PublishPolicy:
 
     The first token of an attempt is written at once, later ones every ``stream_seconds`` or, for
     a job that nobody watches live, ``quiet_seconds``; what is due within ``slack_seconds`` goes
-    along. A write that the server failed on is repeated after ``retry_seconds``.
+    along. A write that the server failed on is repeated after ``retry_seconds``, then after twice
+    that, and so on up to ``max_retry_seconds``.
     """
 
     stream_seconds: float = 0.040
     quiet_seconds: float = 0.500
     slack_seconds: float = 0.010
     retry_seconds: float = 0.100
+    max_retry_seconds: float = 5.0
     max_unpublished_tokens: int = 65_536
 
 
@@ -56,6 +57,7 @@ class Outgoing:
     due_at: float | None = None
     last_sent_at: float | None = None
     end: JobEnd | None = None
+    num_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,11 @@ class Outbox:
             return None
         return Generated(list(item.buffer.ids), item.buffer.num_chars)
 
+    def is_ending(self, job: Job) -> bool:
+        """Whether the end of this attempt is being written."""
+        item = self._items.get(job.job_id)
+        return item is not None and item.job == job and item.end is not None
+
     def add(self, update: Update, now: float) -> None:
         """Take over new output; updates of jobs that are not open are passed over."""
         item = self._items.get(update.job_id)
@@ -137,7 +144,7 @@ class Outbox:
         return sorted((_write(item) for _, item in chosen), key=lambda write: write.end is not None)
 
     def apply(
-        self, writes: Sequence[Write], replies: Sequence[Written | TidemillError], now: float
+        self, writes: Sequence[Write], replies: Sequence[Written | Exception], now: float
     ) -> Outcome:
         """Take in the server's replies to ``writes``."""
         closed, lost, num_repaired = [], [], 0
@@ -146,7 +153,7 @@ class Outbox:
             # Forgotten or replaced by a newer attempt while the write was under way.
             if self._items.get(job.job_id) is not write.item:
                 continue
-            if isinstance(reply, TidemillError) or (reply.owned and not reply.accepted):
+            if isinstance(reply, Exception) or (reply.owned and not reply.accepted):
                 num_repaired += 1
                 if not self._repair(write.item, reply, now):
                     lost.append(job)
@@ -164,12 +171,13 @@ class Outbox:
         self.num_unpublished -= end - item.buffer.num_written
         item.buffer.acknowledge(end)
         item.last_sent_at = now
+        item.num_failures = 0
         self._schedule(item, now)
 
-    def _repair(self, item: Outgoing, reply: Written | TidemillError, now: float) -> bool:
-        if isinstance(reply, TidemillError) or reply.num_tokens is None:
+    def _repair(self, item: Outgoing, reply: Written | Exception, now: float) -> bool:
+        if isinstance(reply, Exception) or reply.num_tokens is None:
             _log.warning("%s: the server failed to write tokens: %s", item.job.job_id, reply)
-            item.due_at = now + self._policy.retry_seconds
+            self._postpone(item, now)
             return True
         before = item.buffer.num_pending
         if not item.buffer.move_to(reply.num_tokens):
@@ -180,6 +188,11 @@ class Outbox:
         item.last_sent_at = None
         self._schedule(item, now)
         return True
+
+    def _postpone(self, item: Outgoing, now: float) -> None:
+        delay = self._policy.retry_seconds * 2 ** min(item.num_failures, 10)
+        item.due_at = now + min(delay, self._policy.max_retry_seconds)
+        item.num_failures += 1
 
     def _schedule(self, item: Outgoing, now: float) -> None:
         if item.end is not None:

@@ -9,8 +9,7 @@ import redis
 
 from tidemill.protocol import calls
 from tidemill.protocol.calls import Written
-from tidemill.protocol.errors import TidemillError
-from tidemill.protocol.functions import Call, run_many
+from tidemill.protocol.functions import Call, run_each
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import TokenChunk
 from tidemill.service.runtime import crash_point
@@ -77,6 +76,11 @@ class Publisher:
         with self._lock:
             return self._outbox.generated(job)
 
+    def is_ending(self, job: Job) -> bool:
+        """Whether the end of this attempt is being written: the reply will tell whose it was."""
+        with self._lock:
+            return self._outbox.is_ending(job)
+
     def open(self, job: Job, written: Sequence[TokenChunk] = ()) -> None:
         """Begin with a job whose log holds ``written``; replaces an older attempt of the job."""
         with self._lock:
@@ -97,22 +101,24 @@ class Publisher:
             self._outbox.forget(job)
 
     def flush(self, *, everything: bool = False) -> int:
-        """Write what is due, or everything, in one round trip; returns the number of writes.
+        """Write what is due, or everything, in one round trip; returns how many writes succeeded.
 
-        Raises what redis-py raises when the server is away; the next call then writes it all again.
+        A write that the server fails on is tried again later, alone. Raises what redis-py raises
+        when the server is away; the next call then writes it all again.
         """
         now = self._clock()
         with self._lock:
             horizon = NEVER if everything else now + self._policy.slack_seconds
             writes = self._outbox.select(horizon)
-        if writes:
-            _pass_crash_points("before", writes)
-            replies = _per_write(run_many(self._client, self._calls(writes)), writes)
-            _pass_crash_points("after", writes)
-            self._apply(writes, replies)
-        return len(writes)
+        if not writes:
+            return 0
+        _pass_crash_points("before", writes)
+        replies = _per_write(run_each(self._client, self._calls(writes)), writes)
+        _pass_crash_points("after", writes)
+        self._apply(writes, replies)
+        return sum(isinstance(reply, Written) and reply.accepted for reply in replies)
 
-    def _apply(self, writes: Sequence[Write], replies: Sequence[Written | TidemillError]) -> None:
+    def _apply(self, writes: Sequence[Write], replies: Sequence[Written | Exception]) -> None:
         with self._lock:
             was_full = self.is_full
             outcome = self._outbox.apply(writes, replies, self._clock())
@@ -143,12 +149,12 @@ class Publisher:
         )
 
 
-def _per_write(replies: Sequence[Any], writes: Sequence[Write]) -> list[Written | TidemillError]:
+def _per_write(replies: Sequence[Any], writes: Sequence[Write]) -> list[Written | Exception]:
     num_appends = sum(write.end is None for write in writes)
     if not num_appends:
         return list(replies)
     appended, *finished = replies
-    if isinstance(appended, TidemillError):
+    if isinstance(appended, Exception):
         appended = [appended] * num_appends
     return [*appended, *finished]
 

@@ -149,6 +149,9 @@ class Worker:
             self._abandon(job)
 
     def _lost(self, job: Job) -> None:
+        # A heartbeat may meet a job that has just ended, before the reply to its end is here.
+        if self._parts.publisher.is_ending(job):
+            return
         if self._parts.jobs.holds(job):
             _log.warning("%s: attempt %d is not ours any more", job.job_id, job.fence)
             metrics.LOST_JOBS.inc()

@@ -8,7 +8,7 @@ from support.shard import KEYS, QUEUE
 from tidemill.protocol import calls
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import IdempotencyConflict, QueueFull, StaleEpoch
-from tidemill.protocol.functions import LIBRARY, LUA_SOURCE, ensure_library, run, run_many
+from tidemill.protocol.functions import LIBRARY, LUA_SOURCE, ensure_library, run, run_each, run_many
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import JobResult, ModelCard, WorkerInfo, WorkerStatus
 
@@ -418,6 +418,19 @@ def test_many_calls_share_a_round_trip_and_keep_their_errors_apart(
     good, bad = run_many(redis_client, batch)
     assert isinstance(good, calls.Dispatched) and good.fence == 1
     assert isinstance(bad, StaleEpoch)
+
+
+def test_calls_may_fail_alone_with_errors_of_the_server_too(redis_client: redis.Redis) -> None:
+    redis_client.set(KEYS.leader, "sch_a", px=60_000)
+    redis_client.lpush(KEYS.epoch, "not a number")
+    redis_client.pexpire(KEYS.epoch, 60_000)
+    batch = [
+        calls.lead(KEYS, scheduler_id=scheduler_id, lease_ms=1000)
+        for scheduler_id in ("sch_a", "sch_b")
+    ]
+    failed, refused = run_each(redis_client, batch)
+    assert isinstance(failed, redis.ResponseError) and "WRONGTYPE" in str(failed)
+    assert refused == 0
 
 
 def test_loading_the_library_again_is_harmless_and_repairs_another_version(

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import redis
+
 from tidemill.protocol.calls import Written
 from tidemill.protocol.errors import QueueFull
 from tidemill.protocol.messages import JobEnd, TokenChunk
@@ -12,7 +14,13 @@ from tidemill_gpuworker.outbox import MAX_CHUNK_TOKENS, Outbox, PublishPolicy, U
 ACCEPTED = Written(accepted=True, owned=True)
 LOST = Written(accepted=False, owned=False, state="run")
 DONE = JobEnd(state="done", finish_reason="stop")
-POLICY = PublishPolicy(stream_seconds=4.0, quiet_seconds=50.0, slack_seconds=1.0, retry_seconds=9.0)
+POLICY = PublishPolicy(
+    stream_seconds=4.0,
+    quiet_seconds=50.0,
+    slack_seconds=1.0,
+    retry_seconds=9.0,
+    max_retry_seconds=30.0,
+)
 
 
 def _job(name: str = "a", *, stream: bool = True, fence: int = 1) -> Job:
@@ -84,17 +92,22 @@ def test_a_job_that_is_not_ours_is_lost_with_its_tokens() -> None:
     assert outbox.next_due == NEVER
 
 
-def test_an_error_of_the_server_is_tried_again_later() -> None:
+def test_an_error_of_the_server_is_tried_again_later_and_later() -> None:
     outbox = _outbox(_job())
     outbox.add(Update("a", [1]), 0.0)
-    for reply in (
-        Written(accepted=False, owned=True),
-        QueueFull("no memory", retry_after_seconds=1),
-    ):
-        outcome = outbox.apply(outbox.select(NEVER), [reply], 20.0)
+    failures: list[tuple[Written | Exception, float]] = [
+        (Written(accepted=False, owned=True), 109.0),
+        (QueueFull("no memory", retry_after_seconds=1), 118.0),
+        (redis.ResponseError("WRONGTYPE"), 130.0),
+    ]
+    for reply, due in failures:
+        outcome = outbox.apply(outbox.select(NEVER), [reply], 100.0)
         assert outcome.num_repaired == 1
-        assert outbox.next_due == 29.0
-    assert [chunk.ids for chunk in _send(outbox, 29.0)] == [(1,)]
+        assert outbox.next_due == due
+    assert [chunk.ids for chunk in _send(outbox, 130.0)] == [(1,)]
+    outbox.add(Update("a", [2]), 200.0)
+    outbox.apply(outbox.select(NEVER), [Written(accepted=False, owned=True)], 200.0)
+    assert outbox.next_due == 209.0
 
 
 def test_a_log_that_lost_its_tail_gets_it_again() -> None:

@@ -169,6 +169,22 @@ def test_one_lost_job_does_not_hold_up_the_others(bench: Bench) -> None:
     assert _finish(bench) == [1]
 
 
+@pytest.mark.leaks_keys
+def test_an_end_that_the_server_fails_on_holds_up_nobody(bench: Bench) -> None:
+    broken, healthy = bench.job, bench.new_job()
+    bench.client.delete(KEYS.token_log(broken.job_id))
+    bench.client.set(KEYS.token_log(broken.job_id), "not a stream")
+    bench.publisher.publish([Update(job.job_id, [1], "<1>", END) for job in (broken, healthy)])
+    assert bench.flush() == 1
+    assert state_of(bench.client, healthy.job_id) == "done"
+    assert state_of(bench.client, broken.job_id) == "run"
+    assert (bench.jobs.all(), bench.publisher.num_unpublished) == ([broken], 1)
+    bench.client.delete(KEYS.token_log(broken.job_id))
+    assert bench.flush() == 1
+    assert read_log(bench.client, broken.job_id).ids == [1]
+    assert (len(bench.jobs), bench.publisher.has_work) == (0, False)
+
+
 def test_a_full_publisher_asks_for_a_pause_and_ends_it(bench: Bench) -> None:
     bench.generate(1, 2, 3)
     assert not bench.publisher.is_full

@@ -1,9 +1,18 @@
 """What a worker tells Prometheus."""
 
+import threading
+from collections.abc import Sequence
+
+import pytest
 import redis
 from prometheus_client import REGISTRY
 
+from support import shard
+from support.wait import wait_until
 from support.worker_rig import Rig, make_request
+from tidemill.protocol.calls import Written
+from tidemill_gpuworker.inbox import Cancelled
+from tidemill_gpuworker.outbox import Write
 
 UNITS = ("_total", "_seconds", "_ratio", "_running", "_waiting", "_unpublished")
 
@@ -59,3 +68,40 @@ def test_names_carry_their_unit() -> None:
     }
     assert len(names) > 15
     assert all(name.endswith(UNITS) for name in names)
+
+
+def test_a_job_whose_end_is_under_way_is_not_lost(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _value("jobs_lost_total")
+    publisher, may_go_on = rig.process._publisher, threading.Event()
+    apply = publisher._apply
+
+    def apply_late(writes: Sequence[Write], replies: Sequence[Written | Exception]) -> None:
+        assert not any(write.end for write in writes) or may_go_on.wait(10)
+        apply(writes, replies)
+
+    monkeypatch.setattr(publisher, "_apply", apply_late)
+    rig.runner.run_free()
+    job_id = rig.give(make_request())
+    rig.wait_for(job_id, "done")
+    # The server has the end, we do not know it yet, and the heartbeat is told that it is over.
+    rig.process._heartbeat.beat()
+    rig.process._inbox.put(Cancelled("99-0", "job_another", 1))
+    wait_until(lambda: rig.process._worker.status().last_command == "99-0")
+    may_go_on.set()
+    wait_until(lambda: not rig.process._jobs.all(), what="the reply to the end is taken in")
+    assert _value("jobs_lost_total") == before
+
+
+def test_a_job_that_was_taken_away_is_lost_once(redis_client: redis.Redis, rig: Rig) -> None:
+    before = _value("jobs_lost_total")
+    job_id = rig.give(make_request(num_tokens=100))
+    rig.runner.allow(2)
+    rig.wait_for_tokens(job_id, 2)
+    rig.take_away(job_id)
+    rig.runner.run_free()
+    wait_until(lambda: not rig.process._jobs.all(), what="the job is dropped")
+    rig.wait_for_status(lambda status: status.num_running == 0)
+    assert _value("jobs_lost_total") == before + 1
+    shard.cancel(redis_client, job_id)

@@ -62,11 +62,29 @@ async def run_async(client: redis.asyncio.Redis, call: Call[R]) -> R:
 
 def run_many(client: redis.Redis, calls: Sequence[Call[R]]) -> list[R | TidemillError]:
     """Execute calls in one round trip; an error takes the place of its call's result."""
+    return _parse_all(calls, _send(client, calls))
+
+
+def run_each(
+    client: redis.Redis, calls: Sequence[Call[R]]
+) -> list[R | TidemillError | redis.ResponseError]:
+    """``run_many`` whose calls fail alone: the server's own errors take their places as well."""
+    results: list[R | TidemillError | redis.ResponseError] = []
+    for call, reply in zip(calls, _send(client, calls), strict=True):
+        if isinstance(reply, redis.ResponseError):
+            results.append(typed_error(reply) or reply)
+        elif isinstance(reply, Exception):
+            raise reply
+        else:
+            results.append(call.parse(reply))
+    return results
+
+
+def _send(client: redis.Redis, calls: Sequence[Call[Any]]) -> list[Any]:
     pipeline = client.pipeline(transaction=False)
     for call in calls:
         pipeline.execute_command(*call.command)  # type: ignore[no-untyped-call]
-    replies = pipeline.execute(raise_on_error=False)
-    return _parse_all(calls, replies)
+    return pipeline.execute(raise_on_error=False)
 
 
 async def run_many_async(
