@@ -22,6 +22,7 @@ from tidemill.service.runtime import StopSignal
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers, TokenizerStore
 from tidemill_scheduler import metrics
 from tidemill_scheduler.config import SchedulerConfig
+from tidemill_scheduler.grace import Grace
 from tidemill_scheduler.health import Health, Role
 from tidemill_scheduler.leadership import Leadership
 from tidemill_scheduler.tasks import end_tasks
@@ -45,6 +46,7 @@ class Daemon:
         self._keys = ShardKeys(config.shard)
         self._id = new_scheduler_id()
         self._tokenizers = AsyncRedisTokenizers(self._keys, TokenizerStore(cache_dir))
+        self._grace = Grace(config.lease_seconds)
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
 
     async def run(self, draining: StopSignal) -> None:
@@ -111,7 +113,15 @@ class Daemon:
         metrics.LEADER.set(1)
         metrics.EPOCH.set(epoch)
         self._health.enter(Role.LEADER, epoch)
-        term = Term(client, self._keys, self._config, leadership, self._tokenizers, self._health)
+        term = Term(
+            client,
+            self._keys,
+            self._config,
+            leadership,
+            self._tokenizers,
+            self._health,
+            self._grace,
+        )
         await term.run()
 
     def _prepare_server(self) -> None:

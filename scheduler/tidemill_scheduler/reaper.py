@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,12 +19,13 @@ from tidemill.protocol.states import FinishReason, JobState
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
 from tidemill_scheduler.clock import server_ms
+from tidemill_scheduler.grace import Grace
 
 _log = logging.getLogger(__name__)
 
 _MAX_BATCH = 256
-#: Passes in the length of one lease.
-_PASSES_PER_LEASE = 4
+#: Passes in the length of one lease; each is also a contact that the grace counts from.
+_PASSES_PER_LEASE = 16
 
 _OUTCOMES = {0: "not_running", 1: "requeued", 2: "dead"}
 _POISONED = JobEnd(
@@ -43,24 +45,29 @@ class _Expired:
 class Reaper:
     """Requeues jobs whose lease ran out; the server's clock decides, and the function re-checks."""
 
-    def __init__(self, client: redis.asyncio.Redis, keys: ShardKeys, lease_seconds: float) -> None:
+    def __init__(
+        self, client: redis.asyncio.Redis, keys: ShardKeys, grace: Grace, lease_seconds: float
+    ) -> None:
         self._client = client
         self._keys = keys
-        self._lease_seconds = lease_seconds
+        self._grace = grace
+        self._pass_seconds = lease_seconds / _PASSES_PER_LEASE
 
     async def run(self) -> None:
-        """Reap for ever, after one lease of grace.
+        """Reap for ever, once the workers have had time to beat.
 
         Raises ``BrokerUnavailable`` once another server process answers.
         """
         run_id = await self._run_id()
-        # Workers that could not reach the server while it, or we, were away need time to beat.
-        await asyncio.sleep(self._lease_seconds)
+        self._grace.resume(run_id, time.monotonic())
         while True:
             if await self._run_id() != run_id:
                 raise BrokerUnavailable("the broker was replaced by another process")
-            await self.reap()
-            await asyncio.sleep(self._lease_seconds / _PASSES_PER_LEASE)
+            wait = self._grace.lacks(time.monotonic())
+            if wait <= 0:
+                await self.reap()
+                wait = self._pass_seconds
+            await asyncio.sleep(min(wait, self._pass_seconds))
 
     async def reap(self) -> int:
         """Requeue or end every job that is due; returns how many were."""

@@ -14,6 +14,7 @@ from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
 from tidemill_scheduler import metrics
 from tidemill_scheduler.config import SchedulerConfig
 from tidemill_scheduler.dispatcher import Dispatcher
+from tidemill_scheduler.grace import Grace
 from tidemill_scheduler.health import Health
 from tidemill_scheduler.ingress import Ingress
 from tidemill_scheduler.jobs import WaitingJob, is_queue_name
@@ -41,6 +42,7 @@ class Term:
         leadership: Leadership,
         tokenizers: AsyncRedisTokenizers,
         health: Health,
+        grace: Grace,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -49,7 +51,7 @@ class Term:
         self._scheduler = Scheduler(silent_seconds=config.lease_seconds * config.silent_share)
         self._ingress = Ingress(client, keys, leadership.epoch)
         self._watch = WorkerWatch(client, keys, self._scheduler, self._wake_dispatch)
-        self._reaper = Reaper(client, keys, config.lease_seconds)
+        self._reaper = Reaper(client, keys, grace, config.lease_seconds)
         self._dispatcher = Dispatcher(
             client, keys, self._scheduler, epoch=leadership.epoch, lease_ms=config.lease_ms
         )

@@ -200,3 +200,33 @@ def test_wrong_settings_end_the_daemon_with_one_line(
 
     assert scheduler.process.wait(LIVENESS_SECONDS) == status
     assert message in scheduler.log.splitlines()[-1]
+
+
+def cut_scheduler_off(client: redis.Redis) -> None:
+    """Break every connection of the scheduler, from the server's side."""
+    for connection in client.client_list():
+        if connection["name"] == "tidemill-scheduler":
+            client.client_kill_filter(_id=connection["id"])
+
+
+def test_dead_workers_lose_their_jobs_although_connections_break_within_every_lease(
+    redis_client: redis.Redis, start_scheduler: StartScheduler
+) -> None:
+    scheduler = start_scheduler(lease_seconds=2.0)
+    dead = PuppetWorker(redis_client, lease_ms=2_000)
+    job_id = submit(redis_client)
+    wait_until(dead.read, LIVENESS_SECONDS)
+    redis_client.zrem(KEYS.workers, dead.worker_id)
+    next_cut = time.monotonic()
+
+    def requeued() -> bool:
+        nonlocal next_cut
+        if time.monotonic() >= next_cut:
+            cut_scheduler_off(redis_client)
+            next_cut += 1.0
+        return redis_client.hget(KEYS.job(job_id), "st") == b"queued"
+
+    wait_until(requeued, LIVENESS_SECONDS)
+
+    assert scheduler.log.count("starts over") >= 2
+    assert gather(PuppetWorker(redis_client), 1) == [job_id]
