@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import redis
 
-_log = logging.getLogger(__name__)
+from tidemill_gpuworker.backoff import Backoff
 
-_FIRST_DELAY_SECONDS = 0.05
-_LAST_DELAY_SECONDS = 2.0
+_log = logging.getLogger(__name__)
 
 
 class Background:
@@ -31,7 +30,7 @@ class Background:
         self._on_death = on_death
         self._wake = wake
         self._closing = threading.Event()
-        self._failures = 0
+        self._backoff = Backoff()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -63,13 +62,11 @@ class Background:
                 return
 
     def _recovered(self) -> None:
-        if self._failures:
+        if self._backoff.is_failing:
             _log.info("%s: the broker is back", self._thread.name)
-        self._failures = 0
+        self._backoff.worked()
 
     def _outage(self, error: Exception) -> None:
-        if not self._failures:
+        if not self._backoff.is_failing:
             _log.warning("%s: the broker does not answer, trying on: %s", self._thread.name, error)
-        delay = min(_LAST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2 ** min(self._failures, 10))
-        self._failures += 1
-        self._closing.wait(delay)
+        self._closing.wait(self._backoff.failed())

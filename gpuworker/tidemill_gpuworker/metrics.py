@@ -41,6 +41,9 @@ CLAIM_ERRORS = Counter("tidemill_worker_claim_errors_total", "Prompts that could
 LOG_REPAIRS = Counter(
     "tidemill_worker_log_repairs_total", "Writes that found another position or had to be repeated"
 )
+REFUSED_WRITES = Counter(
+    "tidemill_worker_refused_writes_total", "Batches that the server refused, by kind", ["kind"]
+)
 BAD_COMMANDS = Counter("tidemill_worker_bad_commands_total", "Commands that made no sense")
 SKIPPED_BEATS = Counter(
     "tidemill_worker_heartbeats_skipped_total", "Heartbeats left out because the engine hung"

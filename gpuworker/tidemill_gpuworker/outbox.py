@@ -190,7 +190,7 @@ class Outbox:
         return True
 
     def _postpone(self, item: Outgoing, now: float) -> None:
-        delay = self._policy.retry_seconds * 2 ** min(item.num_failures, 10)
+        delay = self._policy.retry_seconds * 2.0 ** min(item.num_failures, 10)
         item.due_at = now + min(delay, self._policy.max_retry_seconds)
         item.num_failures += 1
 

@@ -2,11 +2,12 @@
 
 import logging
 import threading
+from collections.abc import Sequence
 
 import redis
 
 from tidemill.protocol import calls
-from tidemill.protocol.functions import run_many
+from tidemill.protocol.functions import Call, run_each
 from tidemill.protocol.keys import ShardKeys
 from tidemill_gpuworker import metrics
 from tidemill_gpuworker.alarm import Alarm
@@ -41,22 +42,33 @@ class Releaser:
             self._pending.append(job)
         self._alarm.ring()
 
-    def flush(self) -> None:
-        """Give back what was collected; raises redis-py's errors, and then repeats it next time."""
+    def flush(self) -> int:
+        """Give back what was collected; returns the number of jobs.
+
+        Raises redis-py's errors. What failed is repeated next time, after the jobs that were not
+        tried yet; if only some failed, the others have been given back.
+        """
         with self._lock:
             batch = self._pending[:MAX_JOBS_PER_CALL]
-        if not batch:
-            return
-        run_many(
-            self._client,
-            [
-                calls.release(self._keys, job_id=job.job_id, fence=job.fence, queue=job.queue)
-                for job in batch
-            ],
-        )
-        for job in batch:
-            self._jobs.discard(job)
-        metrics.RELEASED_JOBS.inc(len(batch))
-        _log.info("gave %d jobs back to the queue", len(batch))
+        replies = run_each(self._client, [self._call(job) for job in batch]) if batch else []
+        failed = {
+            job: reply
+            for job, reply in zip(batch, replies, strict=True)
+            if isinstance(reply, Exception)
+        }
+        self._forget([job for job in batch if job not in failed])
         with self._lock:
-            del self._pending[: len(batch)]
+            self._pending = self._pending[len(batch) :] + list(failed)
+        for error in failed.values():
+            raise error
+        return len(batch)
+
+    def _call(self, job: Job) -> Call[bool]:
+        return calls.release(self._keys, job_id=job.job_id, fence=job.fence, queue=job.queue)
+
+    def _forget(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._jobs.discard(job)
+        if jobs:
+            metrics.RELEASED_JOBS.inc(len(jobs))
+            _log.info("gave %d jobs back to the queue", len(jobs))

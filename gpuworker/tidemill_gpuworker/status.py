@@ -6,14 +6,12 @@ from collections.abc import Callable
 
 import redis
 
-from tidemill.protocol.calls import LOG_TTL_MS
-from tidemill.protocol.codec import encode
+from tidemill.protocol import calls
+from tidemill.protocol.functions import run
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import WorkerStatus
 from tidemill_gpuworker.alarm import Alarm
 
-#: The scheduler reads each entry once; older ones only help a new leader.
-MAX_ENTRIES = 1000
 MIN_INTERVAL_SECONDS = 0.020
 
 
@@ -30,7 +28,8 @@ class StatusReporter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
-        self._stream = keys.status(worker_id)
+        self._keys = keys
+        self._worker_id = worker_id
         self._alarm = alarm
         self._clock = clock
         self._lock = threading.Lock()
@@ -54,15 +53,16 @@ class StatusReporter:
             self._reported_at = self._clock()
         self._alarm.ring()
 
-    def flush(self) -> None:
-        """Write the latest status, if it was not; raises redis-py's errors."""
+    def flush(self) -> int:
+        """Write the latest status, if it was not; returns whether it did.
+
+        Raises redis-py's errors, and then repeats it next time.
+        """
         status = self._latest
         if status is None:
-            return
-        with self._client.pipeline(transaction=True) as pipe:
-            pipe.xadd(self._stream, {"s": encode(status)}, maxlen=MAX_ENTRIES, approximate=True)
-            pipe.pexpire(self._stream, LOG_TTL_MS)
-            pipe.execute()
+            return 0
+        run(self._client, calls.report(self._keys, worker_id=self._worker_id, status=status))
         with self._lock:
             if self._latest is status:
                 self._latest = None
+        return 1

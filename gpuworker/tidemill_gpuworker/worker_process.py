@@ -210,10 +210,12 @@ class WorkerProcess:
     def _write_all(self, deadline: float) -> None:
         while self._outbound.has_work and time.monotonic() < deadline:
             try:
-                self._outbound.flush(everything=True)
+                num_writes = self._outbound.flush(everything=True)
             except (redis.RedisError, OSError) as error:
                 _log.warning("cannot write the last tokens yet: %s", error)
-                # Nothing tells us when the broker is back.
+                num_writes = 0
+            if not num_writes:
+                # Nothing tells us when the broker is back, or takes what it refuses.
                 time.sleep(_RETRY_SECONDS)
 
     def _deregister(self, deadline: float) -> bool:
