@@ -6,27 +6,37 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from tidemill.protocol.errors import ConfigError, TidemillError
+from tidemill.protocol.errors import TidemillError
 from tidemill.service.config import load_config
 from tidemill.service.log import setup_logging
 from tidemill.service.metrics import MetricsServer
 from tidemill.service.runtime import Drain, exit_with_parent
 from tidemill_scheduler.config import parse_arguments
-from tidemill_scheduler.daemon import Daemon
+from tidemill_scheduler.daemon import Daemon, is_lasting
 from tidemill_scheduler.health import Health
 
 _log = logging.getLogger("tidemill_scheduler")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM; returns the exit status: 0 drained, 2 wrong settings, 1 other errors."""
+    """Run until SIGTERM; returns the exit status.
+
+    0 drained, 1 an error that may pass, 2 what another start cannot cure.
+    """
     exit_with_parent()
     try:
         _run(arguments)
     except TidemillError as error:
-        print(f"tidemill-scheduler: {error.one_line()}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return _refuse(error.one_line(), 2 if is_lasting(error) else 1)
+    except Exception as error:
+        _log.exception("the scheduler ends")
+        return _refuse(f"unexpected {type(error).__name__}; see the log above", 1)
     return 0
+
+
+def _refuse(reason: str, status: int) -> int:
+    print(f"error: {reason}", file=sys.stderr)
+    return status
 
 
 def _run(arguments: Sequence[str] | None) -> None:

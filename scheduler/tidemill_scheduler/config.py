@@ -4,6 +4,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import ServiceConfig
@@ -50,13 +51,30 @@ class SchedulerConfig:
         return round(self.leader_lease_seconds * 1000)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise ``ConfigError`` in place of an exit with several lines."""
+        raise ConfigError(message, fix=f"{self.prog} --help lists the options.")
+
+
 def parse_arguments(arguments: Sequence[str] | None, service: ServiceConfig) -> SchedulerConfig:
-    """Read the command line; raises ``ConfigError`` where no server is named."""
-    parser = argparse.ArgumentParser("tidemill-scheduler", description=__doc__)
+    """Read the command line; raises ``ConfigError`` where it is wrong or names no server."""
+    parser = _Parser("tidemill-scheduler", description="The scheduler daemon of one shard.")
     parser.add_argument("--redis-url", default=service.redis_url, help="the broker's address")
     parser.add_argument("--shard", default=service.shard, help="two hexadecimal digits")
-    parser.add_argument("--lease-seconds", type=float, default=service.lease_seconds)
-    parser.add_argument("--leader-lease-seconds", type=float, default=3.0)
+    parser.add_argument(
+        "--lease-seconds",
+        type=float,
+        default=service.lease_seconds,
+        help="silence after which a worker loses its jobs; at least twice, better three times"
+        " the workers' TIDEMILL_BEAT_SECONDS, or jobs expire while they run (%(default)g)",
+    )
+    parser.add_argument(
+        "--leader-lease-seconds",
+        type=float,
+        default=3.0,
+        help="silence after which a standby takes over from the leader (%(default)g)",
+    )
     parser.add_argument("--metrics-port", type=int, help="0 takes a free one; none by default")
     options = parser.parse_args(arguments)
     if not options.redis_url:

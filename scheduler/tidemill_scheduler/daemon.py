@@ -13,11 +13,12 @@ from tidemill.protocol.errors import (
     BrokerUnsupported,
     ConfigError,
     StaleEpoch,
+    TidemillError,
 )
 from tidemill.protocol.functions import ensure_library, run
 from tidemill.protocol.ids import new_scheduler_id
 from tidemill.protocol.keys import ShardKeys
-from tidemill.service.redis import check_server, connect, connect_async, translate
+from tidemill.service.redis import check_server, connect, connect_async, is_refused, translate
 from tidemill.service.runtime import StopSignal
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers, TokenizerStore
 from tidemill_scheduler import metrics
@@ -33,8 +34,14 @@ _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_SECONDS = 0.05
 _MAX_BACKOFF_SECONDS = 2.0
 
-#: Errors that another try cannot cure.
 _FATAL = (ConfigError, BrokerUnsupported)
+
+
+def is_lasting(error: TidemillError) -> bool:
+    """Whether another try, or another process, would fail in the same way."""
+    if isinstance(error, BrokerUnavailable):
+        return is_refused(error)
+    return isinstance(error, _FATAL)
 
 
 class Daemon:
@@ -48,9 +55,14 @@ class Daemon:
         self._tokenizers = AsyncRedisTokenizers(self._keys, TokenizerStore(cache_dir))
         self._grace = Grace(config.lease_seconds)
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
+        self._was_connected = False
 
     async def run(self, draining: StopSignal) -> None:
-        """Serve until ``draining`` is up; raises ``ConfigError`` or ``BrokerUnsupported``."""
+        """Serve until ``draining`` is up.
+
+        Raises ``ConfigError``, ``BrokerUnsupported``, or ``BrokerUnavailable`` for credentials that
+        were never accepted.
+        """
         work = asyncio.create_task(self._serve())
         stop = asyncio.create_task(draining.wait_async())
         try:
@@ -67,6 +79,9 @@ class Daemon:
             try:
                 await self._serve_once()
             except (StaleEpoch, BrokerUnavailable) as error:
+                # Credentials that were good may be so again: someone is changing them.
+                if is_lasting(error) and not self._was_connected:
+                    raise
                 _log.warning("the scheduler starts over: %s", error.one_line())
                 await self._pause(error)
             except _FATAL:
@@ -87,6 +102,7 @@ class Daemon:
     async def _serve_once(self) -> None:
         self._health.enter(Role.DISCONNECTED)
         await asyncio.to_thread(self._prepare_server)
+        self._was_connected = True
         # No retries inside the client: see Ingress.  A command that takes longer than the leader's
         # lease has cost us the lead anyway.
         client = connect_async(

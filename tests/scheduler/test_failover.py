@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
+import tidemill_scheduler.__main__
 from support.puppet_worker import PuppetWorker
 from support.scheduler_process import (
     LIVENESS_SECONDS,
@@ -18,6 +19,7 @@ from support.scheduler_process import (
 from support.shard import KEYS, QUEUE, expire_lease, submit
 from support.valkey import start_fast_server
 from support.wait import wait_until
+from tidemill.cli.child import ERROR_PREFIX
 from tidemill.protocol.functions import ensure_library
 from tidemill.service.broker import EmbeddedBroker
 from tidemill.service.redis import connect
@@ -191,15 +193,40 @@ def test_the_daemon_drains_while_the_server_is_away(
         (("--redis-url", "nonsense://x"), "is not a broker address", 2),
         (("--lease-seconds", "-1"), "lease_seconds is -1, but must be at least 0.5", 2),
         (("--leader-lease-seconds", "nan"), "leader_lease_seconds is nan", 2),
+        (("--lease-seconds", "soon"), "--lease-seconds: invalid float value: 'soon'", 2),
+        (("--nonsense",), "unrecognized arguments: --nonsense", 2),
+        (("--redis-url", "unix://nobody:wrong@{address}"), "refused the credentials", 2),
+        (("--metrics-port", "99999"), "the metrics port 99999", 1),
     ],
 )
 def test_wrong_settings_end_the_daemon_with_one_line(
-    start_scheduler: StartScheduler, options: tuple[str, ...], message: str, status: int
+    start_scheduler: StartScheduler,
+    redis_url: str,
+    options: tuple[str, ...],
+    message: str,
+    status: int,
 ) -> None:
-    scheduler = start_scheduler(options=options)
+    address = redis_url.partition("://")[2]
+    scheduler = start_scheduler(options=tuple(o.format(address=address) for o in options))
 
     assert scheduler.process.wait(LIVENESS_SECONDS) == status
-    assert message in scheduler.log.splitlines()[-1]
+    lines = scheduler.log.splitlines()
+    assert [line for line in lines if line.startswith(ERROR_PREFIX)] == lines[-1:]
+    assert message in lines[-1]
+
+
+def test_an_unexpected_error_ends_the_daemon_with_a_line_after_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_down() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(tidemill_scheduler.__main__, "load_config", break_down)
+
+    assert tidemill_scheduler.__main__.main([]) == 1
+
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == f"{ERROR_PREFIX}unexpected ZeroDivisionError; see the log above"
 
 
 def cut_scheduler_off(client: redis.Redis) -> None:
