@@ -26,7 +26,8 @@ _log = logging.getLogger("tidemill_gpuworker")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve a model until drained; returns the exit status.
 
-    0 drained, 1 an error that may pass, 2 wrong settings or a model that cannot be served.
+    0 drained, 1 an error that may pass, 2 wrong settings or a model that cannot be served. A step
+    that hangs ends the process with ``heartbeat.HUNG_STATUS``.
     """
     exit_with_parent()
     try:

@@ -1,6 +1,7 @@
 """Keeps this worker's registration and the leases of its jobs alive."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -15,6 +16,9 @@ from tidemill_gpuworker.outbox import MAX_JOBS_PER_CALL
 from tidemill_gpuworker.registration import Registration
 
 _log = logging.getLogger(__name__)
+
+#: Exit status of a worker whose engine hung: start it again.
+HUNG_STATUS = 70
 
 
 class StepClock:
@@ -45,7 +49,9 @@ class Heartbeat:
     """Beats from a thread of its own, but only while the engine moves.
 
     A hung engine must lose its leases, so that another worker takes its jobs over; a slow step,
-    up to ``max_step_seconds``, must not.
+    up to ``max_step_seconds``, must not. Once the leases are gone nothing is left to hope for:
+    ``give_up`` ends the process on the spot with ``HUNG_STATUS``, because a thread that hangs
+    cannot be stopped in any other way, and whoever supervises the worker starts a new one.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class Heartbeat:
         *,
         max_step_seconds: float,
         on_lost: Callable[[Job], None],
+        give_up: Callable[[int], object] = os._exit,
     ) -> None:
         self._client = client
         self._registration = registration
@@ -64,6 +71,8 @@ class Heartbeat:
         self._step_clock = step_clock
         self._max_step_seconds = max_step_seconds
         self._on_lost = on_lost
+        self._give_up = give_up
+        self._num_skipped = 0
 
     @property
     def engine_hangs(self) -> bool:
@@ -73,13 +82,23 @@ class Heartbeat:
     def beat(self) -> bool:
         """Renew everything; returns False, having done nothing, while the engine hangs."""
         if self.engine_hangs:
-            metrics.SKIPPED_BEATS.inc()
-            _log.error("no heartbeat: a step has been running for %.0f s", self._step_clock.age)
+            self._skip(self._step_clock.age)
             return False
+        self._num_skipped = 0
         if not self._renew():
             _log.warning("the broker has forgotten this worker, registering again")
             self._registration.register()
         return True
+
+    def _skip(self, step_age: float) -> None:
+        metrics.SKIPPED_BEATS.inc()
+        _log.error("no heartbeat: a step has been running for %.0f s", step_age)
+        leases_end = self._max_step_seconds + self._registration.lease_ms / 1000
+        # A process that was paused finds its step old at the first look; it may yet end.
+        if step_age > leases_end and self._num_skipped:
+            _log.error("the engine hangs, its leases are over: this worker ends itself")
+            self._give_up(HUNG_STATUS)
+        self._num_skipped += 1
 
     def _renew(self) -> bool:
         try:

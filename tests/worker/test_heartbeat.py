@@ -1,15 +1,21 @@
 """Leases live as long as the engine moves, and not longer."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import redis
 
 from support import shard
+from support.hung_worker import HANGS
 from support.shard import KEYS
 from support.wait import wait_until
-from support.worker_rig import Rig, make_request, state_of
+from support.worker_rig import Rig, make_request, state_of, submit
 from tidemill.protocol.codec import WIRE_VERSION
 from tidemill.protocol.messages import ModelCard, WorkerInfo
-from tidemill_gpuworker.heartbeat import Heartbeat, StepClock
+from tidemill_gpuworker.heartbeat import HUNG_STATUS, Heartbeat, StepClock
 from tidemill_gpuworker.jobs import Job, JobTable
 from tidemill_gpuworker.registration import Registration
 
@@ -32,6 +38,7 @@ class Bench:
         self.now = 0.0
         self.jobs = JobTable()
         self.lost: list[Job] = []
+        self.exits: list[int] = []
         self.step_clock = StepClock(lambda: self.now)
         self.registration = Registration(client, KEYS, INFO, CARD, b"bundle", lease_ms=60_000)
         self.heartbeat = Heartbeat(
@@ -41,6 +48,7 @@ class Bench:
             self.step_clock,
             max_step_seconds=5.0,
             on_lost=self.lost.append,
+            give_up=self.exits.append,
         )
 
     def hold(self, num_jobs: int) -> list[Job]:
@@ -96,6 +104,42 @@ def test_a_hung_step_stops_the_beat_and_a_slow_one_does_not(bench: Bench) -> Non
     assert bench.heartbeat.beat()
 
 
+def test_a_worker_whose_step_outlives_its_leases_ends_itself(bench: Bench) -> None:
+    bench.step_clock.start()
+    for bench.now in (5.1, 35.0, 64.9):
+        bench.heartbeat.beat()
+    assert bench.exits == []
+    bench.now = 65.1
+    bench.heartbeat.beat()
+    assert bench.exits == [HUNG_STATUS]
+
+
+def test_a_worker_that_was_paused_may_end_its_step(bench: Bench) -> None:
+    for _ in range(2):
+        bench.step_clock.start()
+        bench.now += 1000.0
+        assert not bench.heartbeat.beat()
+        bench.step_clock.stop()
+        assert bench.heartbeat.beat()
+    assert bench.exits == []
+
+
+def test_a_prompt_that_hangs_its_worker_costs_that_process_alone(
+    redis_client: redis.Redis, redis_url: str, epoch: int
+) -> None:
+    command = [sys.executable, "-m", "support.hung_worker", redis_url]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker_id = process.stdout.readline().strip()
+        job_id = submit(redis_client, make_request((HANGS, 1)))
+        shard.dispatch(redis_client, job_id, epoch, worker=worker_id, lease_ms=500)
+        assert process.wait(20) == HUNG_STATUS
+    wait_until(lambda: shard.reap(redis_client, job_id) == 1, what="the lease is over")
+    assert redis_client.hget(KEYS.job(job_id), "cr") == b"1"
+    shard.cancel(redis_client, job_id)
+
+
 def test_a_server_that_forgot_everything_is_told_again(bench: Bench) -> None:
     bench.client.flushall()
     bench.heartbeat.beat()
@@ -116,13 +160,13 @@ def test_a_hung_worker_loses_its_job_and_drops_it_later(
 ) -> None:
     config: dict[str, object] = {
         "max_step_seconds": 0.05,
-        "lease_seconds": 0.4,
+        "lease_seconds": 60.0,
         "beat_seconds": 0.02,
     }
     with Rig(redis_client, redis_url, epoch, config=config).running() as rig:
-        job_id = rig.give(make_request(num_tokens=50), lease_ms=300)
-        wait_until(lambda: shard.reap(redis_client, job_id) == 1, what="the lease runs out")
-        assert not rig.process.is_healthy
+        job_id = rig.give(make_request(num_tokens=50))
+        wait_until(lambda: not rig.process.is_healthy, what="the step has lasted too long")
+        rig.take_away(job_id)
         rig.runner.run_free()
         rig.wait_for_status(lambda status: status.num_running == 0 and status.generated_tokens > 0)
         assert rig.process.is_healthy
