@@ -10,12 +10,12 @@ import redis
 
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import CommandKind
-from tidemill.service.redis import check_server, connect
+from tidemill.service.redis import SOCKET_TIMEOUT_SECONDS, check_server, connect
 from tidemill.service.runtime import Drain
 from tidemill_gpuworker.alarm import Alarm
 from tidemill_gpuworker.background import Background
 from tidemill_gpuworker.claims import ClaimLoader
-from tidemill_gpuworker.commands import CommandReader, parse_command
+from tidemill_gpuworker.commands import BLOCK_MS, CommandReader, parse_command
 from tidemill_gpuworker.heartbeat import Heartbeat, StepClock
 from tidemill_gpuworker.inbox import Claimed, DrainAsked, Inbox, Lost, ThreadDied, Woken
 from tidemill_gpuworker.intake import Intake
@@ -49,6 +49,16 @@ class ProcessConfig:
     farewell_seconds: float = 10.0
     policy: PublishPolicy = field(default_factory=PublishPolicy)
 
+    @property
+    def reply_seconds(self) -> float:
+        """How long a reply may take: a dead connection must leave time to try another one."""
+        return min(SOCKET_TIMEOUT_SECONDS, self.lease_seconds / 3)
+
+    @property
+    def block_ms(self) -> int:
+        """How long the server may wait for commands, well within ``reply_seconds``."""
+        return min(BLOCK_MS, int(self.reply_seconds * 500))
+
 
 class WorkerProcess:
     """Wires the parts of a worker and runs them to the end of a drain.
@@ -61,14 +71,8 @@ class WorkerProcess:
 
     def __init__(self, model: ServedModel, config: ProcessConfig) -> None:
         self._config = config
-        self._client = connect(config.redis_url, client_name=model.info.worker_id, retries=1)
-        # A heartbeat that hangs on a dead connection must fail while there is time for another.
-        self._beat_client = connect(
-            config.redis_url,
-            client_name=f"{model.info.worker_id}-beat",
-            timeout_seconds=config.lease_seconds / 3,
-            retries=1,
-        )
+        self._client = self._connect(model.info.worker_id)
+        self._beat_client = self._connect(f"{model.info.worker_id}-beat")
         self._keys = ShardKeys(config.shard)
         self._inbox = Inbox()
         self._jobs = JobTable()
@@ -87,6 +91,7 @@ class WorkerProcess:
             self._client,
             self._keys.commands(model.info.worker_id),
             Intake(self._loader, self._jobs, self._inbox),
+            block_ms=config.block_ms,
         )
         self._wire_outbound(model)
         self._wire_engine(model)
@@ -123,6 +128,15 @@ class WorkerProcess:
             drain.request()
             watch.join()
         return done
+
+    def _connect(self, client_name: str) -> redis.Redis:
+        # One repetition on a new connection; after that the threads have delays of their own.
+        return connect(
+            self._config.redis_url,
+            client_name=client_name,
+            timeout_seconds=self._config.reply_seconds,
+            retries=1,
+        )
 
     def _wire_outbound(self, model: ServedModel) -> None:
         alarm = Alarm()

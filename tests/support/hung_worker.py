@@ -27,9 +27,9 @@ def main(url: str) -> None:
     runner = HangingRunner()
     runner.run_free()
     config: dict[str, object] = {
-        "lease_seconds": 0.5,
+        "lease_seconds": 1.5,
         "beat_seconds": 0.05,
-        "max_step_seconds": 0.1,
+        "max_step_seconds": 0.2,
     }
     with connect(url) as client, Drain() as drain:
         rig = Rig(client, url, epoch=0, runner=runner, config=config)

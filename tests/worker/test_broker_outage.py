@@ -10,6 +10,7 @@ import redis
 
 from support import shard
 from support.fake_engine import generate
+from support.half_open import HalfOpenProxy
 from support.shard import read_log
 from support.valkey import require_server_binary
 from support.wait import wait_until
@@ -76,6 +77,26 @@ def test_commands_sent_after_the_outage_are_read(
     job_id = rig.give(make_request(num_tokens=5))
     rig.wait_for(job_id, "done")
     assert read_log(client, job_id).ids == generate([1, 2, 3], 5)
+
+
+def test_a_connection_that_died_in_silence_costs_no_lease(
+    redis_client: redis.Redis, redis_url: str, epoch: int
+) -> None:
+    with HalfOpenProxy(redis_url) as proxy:
+        rig = Rig(redis_client, proxy.url, epoch, config={"lease_seconds": 3.0})
+        rig.runner.run_free()
+        with rig.running():
+            rig.wait_for(rig.give(make_request()), "done")
+            proxy.stall()
+            job_id = rig.give(make_request((5, 6)), lease_ms=3_000)
+
+            def is_done() -> bool:
+                assert shard.reap(redis_client, job_id) == 0, "the lease ran out"
+                return state_of(redis_client, job_id) == "done"
+
+            wait_until(is_done, timeout=8.0, what="the job is done")
+    log = read_log(redis_client, job_id)
+    assert (log.ids, log.terminals) == (generate([5, 6], 8), ["done"])
 
 
 def test_a_worker_that_cannot_say_goodbye_leaves_all_the_same(
