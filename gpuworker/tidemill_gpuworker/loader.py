@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,9 @@ _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Any training step moves the first row of every matrix, so its first page tells models apart.
 _SAMPLE_BYTES = 4096
+_LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.")
+# Old checkpoints hold the rotary frequencies, which are computed from the config.
+_COMPUTED = ".rotary_emb.inv_freq"
 
 
 class Checkpoint:
@@ -35,6 +39,7 @@ class Checkpoint:
         self._device = device
         self._files = _open_files(model_dir)
         self._owners = {name: file for file in self._files for name in file.entries}
+        self._taken: set[str] = set()
 
     @property
     def num_bytes(self) -> int:
@@ -58,7 +63,26 @@ class Checkpoint:
         whole = torch.empty(sum(rows), *rest, dtype=self._dtype, device=self._device)
         for name, part in zip(names, whole.split_with_sizes(list(rows)), strict=True):
             self._owners[name].copy_into(name, part)
+        self._taken.update(names)
         return whole
+
+    def check_layers_taken(self) -> None:
+        """Raise DamagedModel if a layer holds a tensor that nobody took.
+
+        Such a tensor belongs to a layer, a bias or a norm that config.json does not tell of, and a
+        model without it computes nonsense.  Outside the layers there may be more than is needed,
+        such as the output head of a model that uses its embedding instead.
+        """
+        left = self._owners.keys() - self._taken
+        layers = {name: int(found[1]) for name in left if (found := _LAYER_TENSOR.match(name))}
+        strange = [name for name in layers if not name.endswith(_COMPUTED)]
+        if strange:
+            first = min(strange, key=lambda name: (layers[name], name))
+            raise DamagedModel(
+                f"{self._owners[first].path}: tensor {first} has no place in the model that"
+                f" {self._model_dir / 'config.json'} describes",
+                fix=_FIX,
+            )
 
     def revision(self) -> str:
         """Return a digest of the model: sha256 hex over config.json and, file by file, the header
@@ -120,7 +144,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         pairs = {str(name): str(shard) for name, shard in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedModel(f"{index} is not a safetensors index: {error}", fix=_FIX) from error
     # A shard is a plain file name; anything else could read outside the model directory.
     strange = [shard for shard in pairs.values() if Path(shard).name != shard]

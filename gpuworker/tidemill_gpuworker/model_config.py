@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.protocol.errors import DamagedModel, ModelNotFound, UnsafeModel, UnsupportedModel
-from tidemill_gpuworker.rope import DEFAULT_THETA, RopeConfig, parse_rope
+from tidemill_gpuworker.rope import DEFAULT_THETA, RopeConfig, is_positive_number, parse_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,11 @@ _FAMILIES = {
     "Qwen3ForCausalLM": _Family(qk_norm=True, head_dim=128, window="if_enabled"),
 }
 SUPPORTED_ARCHITECTURES = tuple(_FAMILIES)
+
+# The sizes of tensors are counted in 32 bits by the kernels.
+_MAX_SIZE = 2**31 - 1
+# Beyond it float32, in which rotary angles are computed, cannot tell positions apart.
+_MAX_POSITIONS = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,11 @@ def read_config(model_dir: Path) -> Mapping[str, Any]:
         )
     try:
         config = json.loads(path.read_bytes())
-    except ValueError as error:
+    except OSError as error:
+        raise DamagedModel(
+            f"{path} cannot be read: {error}", fix="Check its permissions."
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise DamagedModel(f"{path} is not JSON: {error}", fix="Download it again.") from error
     if not isinstance(config, dict):
         raise DamagedModel(f"{path} is not a JSON object", fix="Download it again.")
@@ -100,24 +109,27 @@ class _Fields:
         self.values = values
         self.path = path
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """Return a positive integer."""
+    def size(self, name: str, default: int | None = None, *, limit: int = _MAX_SIZE) -> int:
+        """Return an integer from 1 to ``limit``."""
         value = self.values.get(name)
         value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.damaged(f"{name} must be a positive integer, not {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
+            raise self.damaged(f"{name} must be an integer from 1 to {limit}, not {value!r}")
         return value
 
     def positive(self, name: str, default: float) -> float:
         """Return a positive number."""
         value = self.values.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        if not is_positive_number(value):
             raise self.damaged(f"{name} must be a positive number, not {value!r}")
         return float(value)
 
     def flag(self, name: str) -> bool:
         """Return a boolean that is off unless given."""
-        return bool(self.values.get(name, False))
+        value = self.values.get(name)
+        if not isinstance(value, bool | None):
+            raise self.damaged(f"{name} must be true or false, not {value!r}")
+        return bool(value)
 
     def section(self, name: str) -> Mapping[str, Any]:
         """Return a nested object, empty unless given."""
@@ -138,6 +150,8 @@ def _architecture(config: _Fields) -> str:
             fix=f"Choose a model of a built-in architecture: {', '.join(_FAMILIES)}.",
         )
     named = config.values.get("architectures") or [config.values.get("model_type", "unknown")]
+    if not isinstance(named, list):
+        raise config.damaged(f"architectures must be a list of names, not {named!r}")
     architecture = str(named[0])
     if architecture not in _FAMILIES:
         raise UnsupportedModel(
@@ -151,10 +165,11 @@ def _parse(config: _Fields, architecture: str, family: _Family) -> ModelConfig:
     _refuse_unsupported(config)
     num_heads = config.size("num_attention_heads")
     num_kv_heads = config.size("num_key_value_heads", default=num_heads)
-    hidden_size = config.size("hidden_size")
     if num_heads % num_kv_heads:
-        raise config.damaged(f"{num_heads} heads do not divide into {num_kv_heads} KV heads")
-    head_dim = config.size("head_dim", default=family.head_dim or hidden_size // num_heads)
+        raise config.damaged(
+            f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+        )
+    hidden_size = config.size("hidden_size")
     attention_bias = config.flag("attention_bias")
     return ModelConfig(
         architecture=architecture,
@@ -164,7 +179,7 @@ def _parse(config: _Fields, architecture: str, family: _Family) -> ModelConfig:
         num_layers=config.size("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        head_dim=_head_dim(config, family, hidden_size, num_heads),
         rms_norm_eps=config.positive("rms_norm_eps", default=1e-6),
         max_model_len=_max_model_len(config, family),
         rope=_rope(config),
@@ -175,6 +190,21 @@ def _parse(config: _Fields, architecture: str, family: _Family) -> ModelConfig:
         qk_norm=family.qk_norm,
         dtype=str(config.values.get("dtype") or config.values.get("torch_dtype") or "float32"),
     )
+
+
+def _head_dim(config: _Fields, family: _Family, hidden_size: int, num_heads: int) -> int:
+    if (
+        family.head_dim is None
+        and config.values.get("head_dim") is None
+        and hidden_size % num_heads
+    ):
+        raise config.damaged(
+            f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}"
+        )
+    head_dim = config.size("head_dim", default=family.head_dim or hidden_size // num_heads)
+    if head_dim % 2:
+        raise config.damaged(f"head_dim {head_dim} is odd, rotary embedding turns pairs")
+    return head_dim
 
 
 def _rope(config: _Fields) -> RopeConfig:
@@ -208,7 +238,7 @@ def _refuse_unsupported(config: _Fields) -> None:
 def _max_model_len(config: _Fields, family: _Family) -> int:
     # Within its window a sliding-window layer is plain causal attention, so a context that is no
     # longer than the window is exact without window support.
-    longest = config.size("max_position_embeddings")
+    longest = config.size("max_position_embeddings", limit=_MAX_POSITIONS)
     enabled = family.window == "always" or config.flag("use_sliding_window")
     if family.window == "never" or not enabled or config.values.get("sliding_window") is None:
         return longest

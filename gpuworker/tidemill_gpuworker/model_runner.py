@@ -9,12 +9,13 @@ from typing import Protocol
 
 import torch
 
-from tidemill.protocol.errors import ConfigError
+from tidemill.protocol.errors import ConfigError, DamagedModel
 from tidemill.protocol.messages import SamplingParams
 from tidemill_gpuworker.inputs import StepInputs, make_inputs
 from tidemill_gpuworker.kv_cache import (
     KVCache,
     available_bytes,
+    bytes_per_block,
     check_fits,
     make_kv_cache,
     num_blocks_in,
@@ -98,13 +99,12 @@ class ModelRunner:
         self._device = parse_device(device)
         self.dtype = choose_dtype(dtype, self.model_config, self._device)
         self.backend = _backend(self._device, block_size)
-        checkpoint = Checkpoint(model_dir, dtype=self.dtype, device=self._device)
-        self.revision = checkpoint.revision()
-        self._weight_bytes = checkpoint.num_bytes
-        self._model: Model = LlamaModel(self.model_config, checkpoint, self.max_model_len)
-        del checkpoint
-        share = int(available_bytes(self._device) * memory_utilization)
-        self._cache = self._make_cache(num_blocks, kv_cache_bytes or share)
+        self._model_dir = model_dir
+        free = int(available_bytes(self._device) * memory_utilization)
+        self._model = self._load_model(kv_cache_bytes or free, num_blocks)
+        # What others gave back meanwhile is left alone: no position outgrows the model's tables.
+        free = min(free, int(available_bytes(self._device) * memory_utilization))
+        self._cache = self._make_cache(num_blocks, kv_cache_bytes or free)
         _logger.info(
             "loaded %s as %s on %s: %d KV blocks of %d tokens, %s kernels",
             *(model_dir.name, self.dtype, device, self.num_blocks, block_size, self.backend.name),
@@ -127,17 +127,43 @@ class ModelRunner:
         return self._model(inputs, self._cache, self.backend)
 
     def warm_up(self) -> None:
-        """Run a prefill and a decode step over blocks that no sequence holds yet."""
+        """Run a prefill and a decode step over blocks that no sequence holds yet.
+
+        Raises DamagedModel if the model computes something other than numbers.
+        """
         room = self.num_blocks * self.block_size
         num_tokens = min(_WARM_UP_TOKENS, self.max_model_len, room)
         seq = Sequence("warm-up", [0] * num_tokens, SamplingParams(), seed=0)
         seq.block_table = list(range(-(-num_tokens // self.block_size)))
         for start in (0, num_tokens - 1):
-            self.execute(StepPlan((ScheduledSequence(seq, start, num_tokens - start),)))
+            plan = StepPlan((ScheduledSequence(seq, start, num_tokens - start),))
+            self._check_finite(self.execute(plan))
 
     def memory_use(self) -> MemoryUse:
         """Return what the weights and the pool take, and the process's peak so far."""
         return MemoryUse(self._weight_bytes, self._cache.num_bytes, peak_resident_bytes())
+
+    def _load_model(self, num_bytes: int, num_blocks: int | None) -> Model:
+        checkpoint = Checkpoint(self._model_dir, dtype=self.dtype, device=self._device)
+        self.revision = checkpoint.revision()
+        self._weight_bytes = checkpoint.num_bytes
+        num_positions = min(self.max_model_len, self._most_tokens(num_bytes, num_blocks))
+        model = LlamaModel(self.model_config, checkpoint, num_positions)
+        checkpoint.check_layers_taken()
+        return model
+
+    def _most_tokens(self, num_bytes: int, num_blocks: int | None) -> int:
+        # What the KV pool will hold at most, and so the longest sequence.
+        each = bytes_per_block(self.model_config, self.block_size, self.dtype)
+        most = num_bytes // each if num_blocks is None else num_blocks
+        return max(1, most) * self.block_size
+
+    def _check_finite(self, logits: torch.Tensor) -> None:
+        if not logits.isfinite().all():
+            raise DamagedModel(
+                f"{self._model_dir}: the weights give logits that are not finite in {self.dtype}",
+                fix="Download the model again; if that is no help, choose the dtype float32.",
+            )
 
     def _make_cache(self, num_blocks: int | None, num_bytes: int) -> KVCache:
         config, size, dtype = self.model_config, self.block_size, self.dtype

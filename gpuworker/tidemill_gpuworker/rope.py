@@ -1,10 +1,11 @@
 """Rotary position embedding: its frequencies and how checkpoints stretch them."""
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -83,9 +84,16 @@ def _refuse_unsupported(kind: str, settings: Mapping[str, Any], path: Path) -> N
 
 def _positive(settings: Mapping[str, Any], name: str, path: Path) -> float:
     value = settings.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+    if not is_positive_number(value):
         raise DamagedModel(
             f"{path}: rope setting {name} must be a positive number, not {value!r}",
             fix="Download config.json again.",
         )
     return float(value)
+
+
+def is_positive_number(value: object) -> TypeGuard[int | float]:
+    """Whether a parsed JSON value is a number above zero that a float can hold."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return 0 < value <= sys.float_info.max

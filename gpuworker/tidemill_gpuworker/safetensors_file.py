@@ -48,12 +48,11 @@ class SafetensorsFile:
         self.path = path
         if not path.is_file():
             raise _damaged(path, "the file is missing")
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            self.header = _read_header(file.read, size, path)
-            # Private and writable, because torch warns about memory that it must not write to.
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self.entries = _parse_header(self.header, size, path)
+        try:
+            self._open(path)
+        except OSError as error:
+            raise _damaged(path, f"it cannot be read: {error.strerror or error}") from error
+        self.entries = _parse_header(self.header, len(self._map), path)
 
     def copy_into(self, name: str, target: torch.Tensor) -> None:
         """Copy a tensor of the same shape into ``target``, converting to its dtype.
@@ -75,6 +74,12 @@ class SafetensorsFile:
         """Return the first bytes of a tensor, at most ``num_bytes``."""
         entry = self.entries[name]
         return self._map[entry.start : min(entry.end, entry.start + num_bytes)]
+
+    def _open(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self.header = _read_header(file.read, path.stat().st_size, path)
+            # Private and writable, because torch warns about memory that it must not write to.
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
     def _mapped(self, entry: TensorEntry) -> torch.Tensor:
         dtype, count = _DTYPES[entry.dtype], math.prod(entry.shape)
@@ -103,7 +108,7 @@ def _read_header(read: Callable[[int], bytes], size: int, path: Path) -> bytes:
 def _parse_header(raw: bytes, size: int, path: Path) -> dict[str, TensorEntry]:
     try:
         header = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, f"the header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise _damaged(path, "the header is not a JSON object")

@@ -43,6 +43,12 @@ def load(model_dir: Path, **options: Any) -> ModelRunner:
     return ModelRunner(model_dir, **settings | options)
 
 
+def tables_of(runner: ModelRunner) -> list[torch.Tensor]:
+    """Return the tensors with a row per position."""
+    rotary = vars(vars(runner)["_model"])["_rotary"]
+    return [value for value in vars(rotary).values() if isinstance(value, torch.Tensor)]
+
+
 def refusal(model_dir: Path, kind: type[ModelError]) -> str:
     """Return the one line that a user sees."""
     with pytest.raises(kind) as caught:
@@ -99,7 +105,19 @@ def test_a_config_that_is_no_json_object_is_damaged(content: bytes, model_dir: P
         ("vocab_size", "512"),
         ("num_attention_heads", True),
         ("num_key_value_heads", 4),
+        ("num_key_value_heads", -2),
+        ("hidden_size", -72),
+        ("hidden_size", 72.0),
+        ("intermediate_size", 2**31),
+        ("head_dim", 15),
+        ("head_dim", [16]),
+        ("max_position_embeddings", 10**12),
+        ("max_position_embeddings", "512"),
+        ("tie_word_embeddings", "no"),
         ("rms_norm_eps", -1),
+        ("rms_norm_eps", float("nan")),
+        ("rms_norm_eps", float("inf")),
+        ("rms_norm_eps", 10**400),
         ("rope_scaling", "linear"),
         ("quantization_config", "awq"),
         ("rope_parameters", {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}),
@@ -110,7 +128,75 @@ def test_a_config_with_an_impossible_value_is_damaged(
     field: str, value: Any, model_dir: Path
 ) -> None:
     edit_config(model_dir, **{field: value})
+    line = refusal(model_dir, DamagedModel)
+    assert "config.json" in line
+    assert field.removesuffix("_parameters") in line
+
+
+@pytest.mark.parametrize("setting", ["rope_theta", "factor"])
+def test_a_rope_setting_beyond_a_float_is_damaged(setting: str, model_dir: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0} | {setting: 10**400}
+    edit_config(model_dir, rope_parameters=rope)
+    assert f"rope setting {setting}" in refusal(model_dir, DamagedModel)
+
+
+def test_heads_that_do_not_divide_the_hidden_size_are_named(model_dir: Path) -> None:
+    edit_config(model_dir, head_dim=None, num_attention_heads=7, num_key_value_heads=7)
+    line = refusal(model_dir, DamagedModel)
+    assert "hidden_size 72" in line
+    assert "num_attention_heads 7" in line
+
+
+@pytest.mark.parametrize("named", ["LlamaForCausalLM", {"first": "LlamaForCausalLM"}, 5])
+def test_architectures_that_are_no_list_are_damaged(named: Any, model_dir: Path) -> None:
+    edit_config(model_dir, architectures=named)
+    assert "architectures" in refusal(model_dir, DamagedModel)
+
+
+def test_a_config_nested_beyond_reason_is_damaged(model_dir: Path) -> None:
+    (model_dir / "config.json").write_text("[" * 10**6)
     assert "config.json" in refusal(model_dir, DamagedModel)
+
+
+def test_a_config_of_fewer_layers_than_the_weights_have_is_damaged(model_dir: Path) -> None:
+    edit_config(model_dir, num_hidden_layers=1)
+    line = refusal(model_dir, DamagedModel)
+    assert "model.layers.1.input_layernorm.weight" in line
+    assert WEIGHTS in line
+    assert "config.json" in line
+
+
+def test_a_bias_that_the_config_does_not_tell_of_is_damage(model_dir: Path) -> None:
+    bias = "model.layers.2.self_attn.q_proj.bias"
+    edit_weights(model_dir, lambda tensors: tensors.update({bias: torch.zeros(96)}))
+    assert bias in refusal(model_dir, DamagedModel)
+
+
+def test_tensors_that_a_model_can_do_without_are_passed_over(tmp_path: Path) -> None:
+    tied = save_tiny_model("llama-tied", tmp_path)
+    extra = {
+        "lm_head.weight": torch.zeros(512, 72),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8),
+    }
+    edit_weights(tied, lambda tensors: tensors.update(extra))
+    load(tied).warm_up()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_damaged(value: float, model_dir: Path) -> None:
+    edit_weights(model_dir, lambda tensors: tensors[DOWN].fill_(value))
+    with pytest.raises(DamagedModel, match="not finite") as caught:
+        load(model_dir).warm_up()
+    assert str(model_dir) in caught.value.one_line()
+    assert caught.value.fix
+
+
+def test_a_long_context_takes_no_more_tables_than_the_cache_has_room(model_dir: Path) -> None:
+    edit_config(model_dir, max_position_embeddings=2**24)
+    runner = load(model_dir, num_blocks=2)
+    assert runner.max_model_len == 2**24
+    # Rows of 16 float32 cosines and sines; 2**24 positions of them are 2 GiB.
+    assert sum(table.nbytes for table in tables_of(runner)) == 2 * 32 * 16 * 4
 
 
 def test_an_unsupported_architecture_is_named_with_those_that_are(model_dir: Path) -> None:
