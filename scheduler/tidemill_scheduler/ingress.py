@@ -15,7 +15,6 @@ from tidemill.protocol.keys import CONSUMER, GROUP, ShardKeys
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
 from tidemill_scheduler.jobs import WaitingJob, is_queue_name, parse_pointer
-from tidemill_scheduler.quarantine import SUSPECT_CRASHES
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class Ingress:
             jobs += await self._read_some(queues[start : start + _QUEUES_PER_READ])
         if jobs:
             crash_point("scheduler.after_read")
-        return await self._with_crashes(jobs)
+        return await self._with_history(jobs)
 
     async def retire(self, queues: Sequence[str]) -> None:
         """Forget those of the queues that are empty."""
@@ -121,16 +120,16 @@ class Ingress:
                 await self._bury(queue, entry_id.decode(), fields, error)
         return jobs
 
-    async def _with_crashes(self, jobs: list[WaitingJob]) -> list[WaitingJob]:
-        # The pointer does not tell, and only jobs that were tried so often can be suspects.
-        suspects = [job for job in jobs if job.attempts >= SUSPECT_CRASHES]
-        if not suspects:
+    async def _with_history(self, jobs: list[WaitingJob]) -> list[WaitingJob]:
+        # The pointer does not tell, and only jobs that were tried before have one.
+        tried = [job for job in jobs if job.attempts]
+        if not tried:
             return jobs
         async with self._client.pipeline(transaction=False) as pipe:
-            for job in suspects:
-                pipe.hget(self._keys.job(job.job_id), "cr")
-            values = dict(zip((job.job_id for job in suspects), await pipe.execute(), strict=True))
-        return [replace(job, crashes=int(values.get(job.job_id) or 0)) for job in jobs]
+            for job in tried:
+                pipe.hmget(self._keys.job(job.job_id), "cr", "w")
+            values = dict(zip((job.job_id for job in tried), await pipe.execute(), strict=True))
+        return [_with_past(job, *values.get(job.job_id, (None, None))) for job in jobs]
 
     def _advance(self, queue: str, entries: Sequence[Entry]) -> bool:
         """Move on in the pending entries; true once they are all read, so that new ones follow."""
@@ -171,3 +170,8 @@ class Ingress:
 def _queue_names(names: Iterable[bytes]) -> list[str]:
     decoded = (name.decode("utf-8", "replace") for name in names)
     return [name for name in decoded if is_queue_name(name)]
+
+
+def _with_past(job: WaitingJob, crashes: bytes | None, worker: bytes | None) -> WaitingJob:
+    last_worker = (worker or b"").decode("utf-8", "replace")
+    return replace(job, crashes=int(crashes or 0), last_worker=last_worker)

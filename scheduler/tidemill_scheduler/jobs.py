@@ -35,6 +35,10 @@ class WaitingJob:
     attempts: int = 0
     priority: int = 0
     crashes: int = 0
+    #: The worker that had the job last, empty if none had.
+    last_worker: str = ""
+    #: Whether ``cost`` is a guess, which is good for credit and nothing else.
+    is_estimated: bool = False
 
     @property
     def sort_key(self) -> SortKey:

@@ -9,7 +9,7 @@ from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.model_queue import ModelQueue
 from tidemill_scheduler.prefix_order import GROUP_DEPTH
 from tidemill_scheduler.residency import Residency
-from tidemill_scheduler.workers import Worker
+from tidemill_scheduler.workers import Worker, reluctance
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,25 @@ class Dispatch:
 
 
 class Placement:
-    """One filling-up of a model's workers (by id), the least loaded first."""
+    """One filling-up of a model's workers (by id), the least loaded first.
 
-    def __init__(self, queue: ModelQueue, workers: dict[str, Worker], residency: Residency) -> None:
+    Workers not heard of since ``fresh_since`` get what the others have no room for.
+    """
+
+    def __init__(
+        self,
+        queue: ModelQueue,
+        workers: dict[str, Worker],
+        residency: Residency,
+        fresh_since: float,
+    ) -> None:
         self._queue = queue
         self._residency = residency
         self._workers = workers
-        self._heap = [(w.load, id_) for id_, w in self._workers.items() if w.has_credit]
+        self._fresh_since = fresh_since
+        #: Jobs taken out because the worker whose turn they were cannot hold them.
+        self.too_large: list[WaitingJob] = []
+        self._heap = [self._rank(w) for w in workers.values() if w.has_credit]
         heapify(self._heap)
         # Workers that found nothing to take, but might once another one is full or crowded.
         self._idle: list[str] = []
@@ -38,14 +50,17 @@ class Placement:
     def run(self, limit: int) -> list[Dispatch]:
         """Take up to ``limit`` jobs out of the queue and charge their workers."""
         dispatches: list[Dispatch] = []
-        while self._heap and len(self._queue) and len(dispatches) < limit:
-            _, worker_id = heappop(self._heap)
+        while self._heap and len(self._queue) and len(dispatches) + len(self.too_large) < limit:
+            _, _, worker_id = heappop(self._heap)
             worker = self._workers[worker_id]
             job = self._next_for(worker)
             if job is None:
                 self._idle.append(worker_id)
                 self._is_barren = True
-            elif (dispatch := self._place(job, worker)) is None:
+            elif not (target := self._target_of(job, worker)).can_hold(job):
+                self._set_aside(job)
+                self._push(worker_id)
+            elif (dispatch := self._place(job, target)) is None:
                 self._wake_idle()
             else:
                 dispatches.append(dispatch)
@@ -59,10 +74,20 @@ class Placement:
             return self._queue.peek(worker_id)
         return self._queue.next_for(worker_id, partial(self._yields, thief=worker))
 
-    def _place(self, job: WaitingJob, worker: Worker) -> Dispatch | None:
+    def _target_of(self, job: WaitingJob, worker: Worker) -> Worker:
         target = self._home_of(job, worker) or worker
+        if target.can_hold(job) and target.info.worker_id != job.last_worker:
+            return target
+        others = (w for w in self._workers.values() if w.fits(job, self._uncached(job, w)))
+        return min(others, key=lambda w: reluctance(w, job, self._fresh_since), default=target)
+
+    def _set_aside(self, job: WaitingJob) -> None:
+        self._queue.remove(job)
+        self.too_large.append(job)
+
+    def _place(self, job: WaitingJob, target: Worker) -> Dispatch | None:
         tokens = self._uncached(job, target)
-        if not target.fits(tokens):
+        if not target.fits(job, tokens):
             return None
         worker_id = target.info.worker_id
         self._queue.take(job, worker_id)
@@ -77,7 +102,7 @@ class Placement:
         home = self._workers.get(self._residency.holder(job.key, GROUP_DEPTH) or "")
         if home is None or _is_crowded(home, worker):
             return None
-        if self._queue.peek(home.info.worker_id) or not home.fits(self._uncached(job, home)):
+        if self._queue.peek(home.info.worker_id) or not home.fits(job, self._uncached(job, home)):
             return None
         return home
 
@@ -85,8 +110,10 @@ class Placement:
         owner = self._workers.get(owner_id)
         if owner is None or _is_crowded(owner, thief):
             return True
+        if self._is_stale(owner) and not self._is_stale(thief):
+            return True
         job = self._queue.peek(owner_id)
-        return job is not None and not owner.fits(self._uncached(job, owner))
+        return job is not None and not owner.fits(job, self._uncached(job, owner))
 
     def _uncached(self, job: WaitingJob, worker: Worker) -> int:
         depth = self._residency.depth(worker.info.worker_id, job.key)
@@ -103,7 +130,13 @@ class Placement:
             self._is_barren = False
 
     def _push(self, worker_id: str) -> None:
-        heappush(self._heap, (self._workers[worker_id].load, worker_id))
+        heappush(self._heap, self._rank(self._workers[worker_id]))
+
+    def _rank(self, worker: Worker) -> tuple[bool, float, str]:
+        return (self._is_stale(worker), worker.load, worker.info.worker_id)
+
+    def _is_stale(self, worker: Worker) -> bool:
+        return worker.heard_at <= self._fresh_since
 
 
 def _is_crowded(owner: Worker, other: Worker) -> bool:

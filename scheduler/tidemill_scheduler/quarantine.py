@@ -1,10 +1,10 @@
 """Keeps jobs that may be killing their workers away from jobs that would die with them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tidemill.protocol.calls import MAX_CRASHES
 from tidemill_scheduler.jobs import WaitingJob
-from tidemill_scheduler.workers import Worker
+from tidemill_scheduler.workers import Worker, reluctance
 
 #: A job that ended this many workers without producing a token is dead after one more.
 SUSPECT_CRASHES = MAX_CRASHES - 1
@@ -30,7 +30,12 @@ class Quarantine:
         """Take a suspect out; raises ``KeyError``."""
         del self._suspects[job.job_id]
 
-    def admit(self, workers: Mapping[str, Worker]) -> tuple[str | None, WaitingJob | None]:
+    def __len__(self) -> int:
+        return len(self._suspects)
+
+    def admit(
+        self, workers: Mapping[str, Worker], fresh_since: float
+    ) -> tuple[str | None, WaitingJob | None]:
         """Return the ward, if one is needed, and the suspect whose trial there begins now."""
         if self._ward not in workers:
             self._ward = self._trial = None
@@ -41,10 +46,16 @@ class Quarantine:
         if not self._suspects or not workers:
             self._ward = None
             return None, None
-        if self._ward is None:
-            self._ward = min(workers, key=lambda worker_id: workers[worker_id].num_seqs)
+        job = next(iter(self._suspects.values()))
+        if self._ward is None or not workers[self._ward].can_hold(job):
+            self._ward = _best_ward(job, workers.values(), fresh_since)
         if not workers[self._ward].is_settled:
             return self._ward, None
-        self._trial, job = next(iter(self._suspects.items()))
-        del self._suspects[self._trial]
+        self._trial = job.job_id
+        self.remove(job)
         return self._ward, job
+
+
+def _best_ward(job: WaitingJob, workers: Iterable[Worker], fresh_since: float) -> str:
+    best = min(workers, key=lambda w: (not w.can_hold(job), *reluctance(w, job, fresh_since)))
+    return best.info.worker_id

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
 from tidemill.protocol.prefix import ROUTING_STRIDE
 from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.large_jobs import LargeJobs
 from tidemill_scheduler.model_queue import ModelQueue
 from tidemill_scheduler.placement import Dispatch, Placement
 from tidemill_scheduler.quarantine import SUSPECT_CRASHES, Quarantine
@@ -28,7 +29,15 @@ class Scheduler:
         self._jobs: dict[str, WaitingJob] = {}
         self._queues: defaultdict[str, ModelQueue] = defaultdict(ModelQueue)
         self._quarantines: defaultdict[str, Quarantine] = defaultdict(Quarantine)
+        self._large: defaultdict[str, LargeJobs] = defaultdict(LargeJobs)
         self._residency = Residency()
+        #: Whether the last tick left jobs that another one can decide on at once.
+        self.is_unfinished = False
+
+    @property
+    def fresh_seconds(self) -> float:
+        """A worker not heard of for so long gets only what others have no room for."""
+        return self._silent_seconds / 2
 
     @property
     def num_waiting(self) -> int:
@@ -59,7 +68,10 @@ class Scheduler:
     def remove_job(self, job_id: str) -> None:
         """Forget a waiting job; raises ``KeyError``."""
         job = self._jobs.pop(job_id)
-        self._line_of(job).remove(job)
+        if job_id in self._large[job.model]:
+            self._large[job.model].remove(job)
+        else:
+            self._line_of(job).remove(job)
 
     def add_worker(self, info: WorkerInfo, now: float) -> None:
         """Let a worker take jobs."""
@@ -88,9 +100,10 @@ class Scheduler:
         for worker in self._available(now):
             by_model[worker.info.model][worker.info.worker_id] = worker
         dispatches: list[Dispatch] = []
+        self.is_unfinished = False
         for model, workers in by_model.items():
             limit = MAX_PER_TICK - len(dispatches)
-            dispatches += self._fill(model, workers, limit)
+            dispatches += self._fill(model, workers, limit, now)
         for dispatch in dispatches:
             del self._jobs[dispatch.job.job_id]
         return dispatches
@@ -106,21 +119,70 @@ class Scheduler:
             self._workers[dispatch.worker_id].drop(dispatch.job.job_id)
 
     def is_runnable(self, now: float) -> bool:
-        """Whether a job waits while a worker for it has nothing to do."""
-        return any(
-            worker.num_seqs == 0 and len(self._queues[worker.info.model])
-            for worker in self._available(now)
-        )
+        """Whether a job waits while a worker for it has nothing to do, or none of them speaks."""
+        return any(self._is_model_runnable(model, now) for model in self.models)
 
-    def _fill(self, model: str, workers: dict[str, Worker], limit: int) -> list[Dispatch]:
-        ward, suspect = self._quarantines[model].admit(workers)
-        trial = [] if suspect is None else [self._try_out(suspect, workers[ward or ""])]
-        others = {worker_id: w for worker_id, w in workers.items() if worker_id != ward}
-        return trial + Placement(self._queues[model], others, self._residency).run(limit)
+    def take_hopeless(self, now: float, patience: float) -> list[tuple[WaitingJob, int]]:
+        """Take jobs out that no registered worker of their model could hold for so many seconds.
 
-    def _try_out(self, job: WaitingJob, worker: Worker) -> Dispatch:
+        Returns them with the tokens that the largest can hold; a bounded number, so call again.
+        """
+        hopeless: list[tuple[WaitingJob, int]] = []
+        for model in self.models:
+            workers = [w for w in self._workers.values() if w.info.model == model]
+            jobs = self._large[model].take_hopeless(workers, now, patience, MAX_PER_TICK)
+            hopeless += [(job, max(w.capacity for w in workers)) for job in jobs]
+        for job, _ in hopeless:
+            del self._jobs[job.job_id]
+        return hopeless
+
+    def _is_model_runnable(self, model: str, now: float) -> bool:
+        workers = [w for w in self._workers.values() if w.info.model == model and not w.is_draining]
+        speaking = [worker for worker in workers if not self._is_silent(worker, now)]
+        if speaking:
+            return bool(len(self._queues[model])) and any(w.num_seqs == 0 for w in speaking)
+        lines = (self._queues[model], self._quarantines[model], self._large[model])
+        return bool(workers) and any(len(line) for line in lines)
+
+    def _fill(
+        self, model: str, workers: dict[str, Worker], limit: int, now: float
+    ) -> list[Dispatch]:
+        fresh_since = now - self.fresh_seconds
+        others = dict(workers)
+        dispatches: list[Dispatch] = []
+        ward, suspect = self._quarantines[model].admit(workers, fresh_since)
+        if ward is not None:
+            del others[ward]
+        if suspect is not None and ward is not None:
+            dispatches.append(self._give(suspect, workers[ward]))
+        dispatches += self._fill_large(model, others, fresh_since, limit)
+        placement = Placement(self._queues[model], others, self._residency, fresh_since)
+        dispatches += placement.run(limit - len(dispatches))
+        for job in placement.too_large:
+            self._large[model].add(job, now)
+        self.is_unfinished |= bool(placement.too_large)
+        return dispatches
+
+    def _fill_large(
+        self, model: str, workers: dict[str, Worker], fresh_since: float, limit: int
+    ) -> list[Dispatch]:
+        """Give large jobs out; the worker that must make room for the next leaves ``workers``."""
+        dispatches: list[Dispatch] = []
+        while len(dispatches) < limit:
+            worker, job = self._large[model].admit(workers.values(), fresh_since)
+            if worker is not None and job is not None:
+                dispatches.append(self._give(job, worker))
+                continue
+            if worker is not None:
+                del workers[worker.info.worker_id]
+            break
+        return dispatches
+
+    def _give(self, job: WaitingJob, worker: Worker) -> Dispatch:
+        worker_id = worker.info.worker_id
         worker.reserve(job.job_id, job.cost)
-        return Dispatch(job, worker.info.worker_id, job.cost)
+        self._residency.dispatched(worker_id, job.key)
+        return Dispatch(job, worker_id, job.cost)
 
     def _line_of(self, job: WaitingJob) -> Quarantine | ModelQueue:
         lines = self._quarantines if job.crashes >= SUSPECT_CRASHES else self._queues
@@ -128,5 +190,8 @@ class Scheduler:
 
     def _available(self, now: float) -> Iterator[Worker]:
         for worker in self._workers.values():
-            if not worker.is_draining and now - worker.heard_at <= self._silent_seconds:
+            if not worker.is_draining and not self._is_silent(worker, now):
                 yield worker
+
+    def _is_silent(self, worker: Worker, now: float) -> bool:
+        return now - worker.heard_at > self._silent_seconds

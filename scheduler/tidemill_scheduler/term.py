@@ -8,6 +8,8 @@ from typing import Any
 
 import redis.asyncio
 
+from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.functions import run_many_async
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.redis import translate
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
@@ -20,6 +22,7 @@ from tidemill_scheduler.ingress import Ingress
 from tidemill_scheduler.jobs import WaitingJob, is_queue_name
 from tidemill_scheduler.leadership import Leadership
 from tidemill_scheduler.reaper import Reaper
+from tidemill_scheduler.refusal import refuse
 from tidemill_scheduler.scheduler import Scheduler
 from tidemill_scheduler.tasks import run_together
 from tidemill_scheduler.tokenize_pool import TokenizePool
@@ -27,7 +30,7 @@ from tidemill_scheduler.worker_watch import WorkerWatch
 
 #: Pub/sub loses messages, so all queues are looked at this often whatever the bell says.
 _TICK_SECONDS = 1.0
-#: Jobs kept in the order; what is beyond waits on its stream.
+#: Jobs kept in memory, tokenised or not; what is beyond waits on its stream.
 MAX_WAITING = 1_000_000
 
 
@@ -47,6 +50,7 @@ class Term:
         self._client = client
         self._keys = keys
         self._health = health
+        self._lease_seconds = config.lease_seconds
         self._leadership = leadership
         self._scheduler = Scheduler(silent_seconds=config.lease_seconds * config.silent_share)
         self._ingress = Ingress(client, keys, leadership.epoch)
@@ -112,12 +116,31 @@ class Term:
 
     async def _sweep(self) -> set[str]:
         self._health.beat()
+        # Nobody else would notice that a worker fell silent.
+        self._wake_dispatch()
+        await self._refuse_hopeless()
         queues = await self._ingress.active_queues()
         await self._ingress.retire(queues)
         return set(queues)
 
+    async def _refuse_hopeless(self) -> None:
+        # A worker that lives is registered within a lease.
+        hopeless = self._scheduler.take_hopeless(time.monotonic(), self._lease_seconds)
+        if not hopeless:
+            return
+        async with self._client.pipeline(transaction=False) as pipe:
+            for job, _ in hopeless:
+                pipe.hget(self._keys.job(job.job_id), "ik")
+            idempotency_keys = [(key or b"").decode() for key in await pipe.execute()]
+        batch = [
+            refuse(self._keys, job, _too_large(job, capacity), key)
+            for (job, capacity), key in zip(hopeless, idempotency_keys, strict=True)
+        ]
+        await run_many_async(self._client, batch)
+
     async def _read(self, queues: list[str]) -> set[str]:
-        if not queues or self._scheduler.num_waiting >= MAX_WAITING:
+        num_waiting = self._scheduler.num_waiting + self._pool.num_waiting
+        if not queues or num_waiting >= MAX_WAITING:
             return set()
         jobs = await self._ingress.read(queues)
         for job in jobs:
@@ -159,11 +182,21 @@ class Term:
             if dispatches:
                 self._health.note_work(runnable=True, num_dispatched=0)
                 num_sent = await self._dispatcher.send(dispatches)
+            if dispatches or self._scheduler.is_unfinished:
                 # There may be more: a tick is bounded, and refused dispatches gave credit back.
                 self._wake_dispatch()
             runnable = self._scheduler.is_runnable(time.monotonic())
             self._health.note_work(runnable=runnable, num_dispatched=num_sent)
             metrics.WAITING_JOBS.set(self._scheduler.num_waiting)
+
+
+def _too_large(job: WaitingJob, capacity: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"prompt: {job.cost} tokens are more than any worker of model {job.model!r} can hold;"
+        f" the largest KV cache holds {capacity}",
+        field="prompt",
+        fix="Shorten the prompt, or give a worker more memory.",
+    )
 
 
 async def _translated(duty: Coroutine[Any, Any, None]) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 
 import redis.asyncio
 
-from tidemill.protocol import calls
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import (
     ConfigError,
@@ -22,12 +21,12 @@ from tidemill.protocol.errors import (
 )
 from tidemill.protocol.functions import run_async
 from tidemill.protocol.keys import ShardKeys
-from tidemill.protocol.messages import GenerateRequest, JobEnd, ModelCard
-from tidemill.protocol.states import FinishReason, JobState
+from tidemill.protocol.messages import GenerateRequest, ModelCard
 from tidemill.service.prompt import PreparedPrompt, prepare
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
 from tidemill_scheduler import metrics
 from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.refusal import refuse
 
 if TYPE_CHECKING:  # needs the tokenizer extra; without it jobs are placed without a key
     from tidemill.service.tokenizer import Tokenizer
@@ -80,12 +79,18 @@ class TokenizePool:
         self._patience = unknown_model_seconds
         self._jobs: deque[_TextJob] = deque()
         self._parked: list[_TextJob] = []
+        self._batch_size = 0
         self._arrived = asyncio.Event()
 
     @property
     def num_parked(self) -> int:
         """Jobs whose model no worker has registered yet."""
         return len(self._parked)
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs taken in and not placed, parked ones included."""
+        return len(self._jobs) + self._batch_size + len(self._parked)
 
     def put(self, job: WaitingJob) -> None:
         """Take a job in; it is placed later."""
@@ -99,7 +104,9 @@ class TokenizePool:
             while True:
                 await self._wait()
                 batch = [self._jobs.popleft() for _ in range(min(_BATCH, len(self._jobs)))]
+                self._batch_size = len(batch)
                 await self._process(threads, batch)
+                self._batch_size = 0
                 self._count()
 
     async def _wait(self) -> None:
@@ -169,7 +176,8 @@ class TokenizePool:
             await self._fail(job, stored, error)
         except ConfigError as error:
             _log.warning("%s is placed without a key: %s", job.job_id, error.one_line())
-            self._done("skipped", job, b"", len(stored.request) // _BYTES_PER_TOKEN)
+            guess = replace(job, is_estimated=True)
+            self._done("skipped", guess, b"", len(stored.request) // _BYTES_PER_TOKEN)
         else:
             self._done("tokenized", job, prompt.routing_key, prompt.cost)
 
@@ -199,21 +207,10 @@ class TokenizePool:
     async def _fail(self, job: WaitingJob, stored: _Stored, error: TidemillError) -> None:
         metrics.TOKENIZED.labels("refused").inc()
         _log.info("%s cannot run: %s", job.job_id, type(error).__name__)
-        end = JobEnd(
-            state=JobState.FAILED, finish_reason=FinishReason.ERROR, error=error.one_line()
-        )
-        call = calls.cancel(
-            self._keys,
-            job_id=job.job_id,
-            queue=job.queue,
-            worker_id="",
-            end=end,
-            idempotency_key=stored.idempotency_key,
-        )
-        await run_async(self._client, call)
+        await run_async(self._client, refuse(self._keys, job, error, stored.idempotency_key))
 
     def _count(self) -> None:
-        metrics.UNTOKENIZED_JOBS.set(len(self._jobs) + len(self._parked))
+        metrics.UNTOKENIZED_JOBS.set(self.num_waiting)
 
 
 def _prepare(

@@ -14,6 +14,7 @@ from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
 from tidemill_scheduler import metrics
 from tidemill_scheduler.clock import server_ms
+from tidemill_scheduler.jobs import entry_number
 from tidemill_scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
@@ -69,11 +70,11 @@ class WorkerWatch:
         for worker_id in self._scheduler.worker_ids - alive:
             self._remove(worker_id)
         for worker_id in sorted(alive - self._scheduler.worker_ids - self._unreadable):
-            await self._add(worker_id)
+            await self._add(worker_id, now)
         metrics.WORKERS.set(len(self._scheduler.worker_ids))
         await self._client.zremrangebyscore(self._keys.workers, "-inf", now - _FORGET_MS)
 
-    async def _add(self, worker_id: str) -> None:
+    async def _add(self, worker_id: str, now: int) -> None:
         data = await self._client.hget(self._keys.worker_info(worker_id), "info")
         if data is None:
             return
@@ -86,10 +87,13 @@ class WorkerWatch:
         last = cast(
             list[_Entry], await self._client.xrevrange(self._keys.status(worker_id), count=1)
         )
-        self._scheduler.add_worker(info, time.monotonic())
+        # It may have been silent for long; it gets the time to say something all the same.
+        silence = min(_age_seconds(last, now), self._scheduler.fresh_seconds)
+        heard_at = time.monotonic() - silence
+        self._scheduler.add_worker(info, heard_at)
         self._cursors[worker_id] = "0-0"
         _log.info("worker %s serves %s", worker_id, info.model)
-        self._take_in(worker_id, last)
+        self._take_in(worker_id, last, heard_at)
         self._changed()
 
     def _remove(self, worker_id: str) -> None:
@@ -102,11 +106,11 @@ class WorkerWatch:
         names = {stream.encode(): w for w, stream in zip(self._cursors, streams, strict=True)}
         reply = await self._client.xread(cast(Any, streams), count=_READ_COUNT, block=_BLOCK_MS)
         for stream, entries in cast(list[tuple[bytes, list[_Entry]]], reply or []):
-            self._take_in(names[stream], entries)
+            self._take_in(names[stream], entries, time.monotonic())
         if reply:
             self._changed()
 
-    def _take_in(self, worker_id: str, entries: Sequence[_Entry]) -> None:
+    def _take_in(self, worker_id: str, entries: Sequence[_Entry], heard_at: float) -> None:
         # Only the newest counts, and the worker may have been removed during the read.
         if not entries or worker_id not in self._cursors:
             return
@@ -114,9 +118,17 @@ class WorkerWatch:
         self._cursors[worker_id] = entry_id.decode()
         try:
             status = decode(fields.get(b"s", b""), WorkerStatus)
-            self._scheduler.update_worker(worker_id, status, time.monotonic())
+            self._scheduler.update_worker(worker_id, status, heard_at)
         except ProtocolError as error:
             _log.warning("status of worker %s is malformed: %s", worker_id, error.message)
+
+
+def _age_seconds(last: Sequence[_Entry], now: int) -> float:
+    """Seconds from the newest entry to ``now``, the server's time in ms; 0 without entries."""
+    if not last:
+        return 0.0
+    milliseconds, _ = entry_number(last[0][0].decode())
+    return max(0.0, (now - milliseconds) / 1000)
 
 
 def _parse_info(worker_id: str, data: bytes) -> WorkerInfo:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
-from tidemill_scheduler.jobs import entry_number
+from tidemill_scheduler.jobs import WaitingJob, entry_number
 
 #: A worker may hold this many times its step budget in prompt tokens it has not computed yet.
 MAX_STEPS_AHEAD = 2
@@ -70,6 +70,11 @@ class Worker:
         return max(1, self.info.max_num_seqs // QUEUE_SHARE)
 
     @property
+    def capacity(self) -> int:
+        """Tokens that its KV pool can hold."""
+        return self.info.num_blocks * self.info.block_size
+
+    @property
     def load(self) -> float:
         """Share of its capacity in use; comparable between workers."""
         return (
@@ -80,17 +85,15 @@ class Worker:
     @property
     def has_credit(self) -> bool:
         """Whether it could take a job of one token."""
-        return self.fits(1)
+        return self._has_room(1)
 
-    def fits(self, tokens: int) -> bool:
+    def can_hold(self, job: WaitingJob) -> bool:
+        """Whether the job's prompt would fit if the worker had nothing else."""
+        return job.is_estimated or job.cost <= self.capacity
+
+    def fits(self, job: WaitingJob, tokens: int) -> bool:
         """Whether a job with ``tokens`` uncached prompt tokens is within the worker's credit."""
-        if self.num_seqs == 0:
-            return True
-        return (
-            self.num_seqs < self.info.max_num_seqs + self.seq_slack
-            and self._has_tokens(tokens)
-            and self._blocks(tokens) <= self._free_blocks()
-        )
+        return self.can_hold(job) and self._has_room(tokens)
 
     def reserve(self, job_id: str, tokens: int) -> None:
         """Charge a job that is about to be sent, in place of what it was charged before."""
@@ -130,6 +133,15 @@ class Worker:
         is_settled = not (self._in_flight or status.num_waiting or status.waiting_tokens)
         self._num_settled = self._num_settled + 1 if is_settled else 0
 
+    def _has_room(self, tokens: int) -> bool:
+        if self.num_seqs == 0:
+            return True
+        return (
+            self.num_seqs < self.info.max_num_seqs + self.seq_slack
+            and self._has_tokens(tokens)
+            and self._blocks(tokens) <= self._free_blocks()
+        )
+
     def _has_tokens(self, tokens: int) -> bool:
         budget, outstanding = self.info.max_num_batched_tokens, self.outstanding_tokens
         if outstanding == 0:
@@ -143,3 +155,12 @@ class Worker:
     def _free_blocks(self) -> int:
         free = self.status.free_blocks if self.status else self.info.num_blocks
         return free - -(-self.outstanding_tokens // self.info.block_size)
+
+
+def reluctance(worker: Worker, job: WaitingJob, fresh_since: float) -> tuple[bool, bool, float]:
+    """Order workers for a job, the best first.
+
+    The one that lost the job may be about to lose it again, one not heard of lately may be dead.
+    """
+    is_last = worker.info.worker_id == job.last_worker
+    return (is_last, worker.heard_at <= fresh_since, worker.load)

@@ -180,7 +180,7 @@ def test_an_expired_lease_sends_the_job_to_another_worker(
     assert dying.append(first, 0, 3).accepted
 
     heir = PuppetWorker(redis_client)
-    [second] = wait_until(heir.read, LIVENESS_SECONDS)
+    [second] = wait_until(lambda: heir.report() or heir.read(), LIVENESS_SECONDS)
 
     assert (second.job_id, second.fence) == (job_id, 2)
     assert not dying.append(first, 3, 1).owned

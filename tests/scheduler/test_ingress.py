@@ -6,7 +6,19 @@ import pytest
 import redis
 import redis.asyncio
 
-from support.shard import KEYS, QUEUE, cancel, entry_of, lead, read_pointers, submit
+from support.shard import (
+    KEYS,
+    QUEUE,
+    cancel,
+    claim,
+    dispatch,
+    entry_of,
+    expire_lease,
+    lead,
+    read_pointers,
+    reap,
+    submit,
+)
 from tidemill.protocol.errors import StaleEpoch
 from tidemill.service.redis import connect_async
 from tidemill_scheduler.ingress import Ingress
@@ -31,6 +43,23 @@ async def test_a_leader_reads_what_the_one_before_left_pending_then_what_is_new(
 
     assert [job.job_id for job in jobs] == [*old, new]
     assert await ingress.read([QUEUE]) == []
+
+
+async def test_a_requeued_pointer_tells_who_had_the_job_and_how_often_it_crashed(
+    client: redis.asyncio.Redis, redis_client: redis.Redis
+) -> None:
+    epoch = lead(redis_client)
+    job_id = submit(redis_client)
+    for worker in ("wkr_a", "wkr_b"):
+        fence = dispatch(redis_client, job_id, epoch, worker).fence
+        claim(redis_client, job_id, fence, worker)
+        expire_lease(redis_client, job_id)
+        reap(redis_client, job_id)
+
+    [job] = await Ingress(client, KEYS, epoch).read([QUEUE])
+
+    assert (job.attempts, job.crashes, job.last_worker) == (2, 2, "wkr_b")
+    cancel(redis_client, job_id)
 
 
 @pytest.mark.leaks_keys

@@ -45,9 +45,11 @@ def tick(scheduler: Scheduler, command: str = "1-0") -> list[Dispatch]:
     return dispatches
 
 
-def report(scheduler: Scheduler, name: str, num_waiting: int = 0, **status: object) -> None:
+def report(
+    scheduler: Scheduler, name: str, num_waiting: int = 0, now: float = 0.0, **status: object
+) -> None:
     values = {"last_command": "9-0", "free_blocks": 900, "num_waiting": num_waiting, **status}
-    scheduler.update_worker(name, WorkerStatus.model_validate(values), 0.0)
+    scheduler.update_worker(name, WorkerStatus.model_validate(values), now)
 
 
 def test_one_suspect_at_a_time_is_tried_and_others_go_elsewhere() -> None:
@@ -97,6 +99,16 @@ def test_the_ward_is_emptied_of_waiting_prompts_first() -> None:
     report(scheduler, "a")
 
     assert [d.job.job_id for d in tick(scheduler)] == [suspect]
+
+
+def test_the_ward_is_a_worker_heard_of_lately() -> None:
+    scheduler = make_scheduler("a", "b", "c")
+    for name, num_running in (("b", 3), ("c", 2)):
+        for _ in range(2):
+            report(scheduler, name, now=60.0, num_running=num_running)
+    [suspect] = add_jobs(scheduler, 1, SUSPECT_CRASHES)
+
+    assert [(d.job.job_id, d.worker_id) for d in scheduler.tick(60.0)] == [(suspect, "c")]
 
 
 def test_the_death_of_the_ward_ends_the_trial() -> None:

@@ -1,7 +1,7 @@
 """Which job goes to which worker: the pure scheduler with workers that a test makes up."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.waiting_jobs import make_job
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
 from tidemill_scheduler.placement import Dispatch
-from tidemill_scheduler.scheduler import Scheduler
+from tidemill_scheduler.scheduler import MAX_PER_TICK, Scheduler
 
 GROUP = (1, 1, 1)
 GROUP_TOKENS = 192
@@ -245,6 +245,130 @@ def test_a_newer_pointer_replaces_the_older_one_of_its_job() -> None:
     assert scheduler.add_job(old) is None
     assert scheduler.add_job(new) == old
     assert [d.job for d in scheduler.tick(0.0)] == [new]
+
+
+def test_a_worker_not_heard_of_lately_gets_only_what_others_have_no_room_for() -> None:
+    scheduler = make_scheduler("a", "b", max_num_seqs=8)
+    scheduler.update_worker("b", WorkerStatus(num_running=5, free_blocks=9000), 3.0)
+    add(scheduler, 4, attempts=1)
+    assert by_worker(scheduler.tick(3.0)) == {"b": 4}
+
+    add(scheduler, 2)
+
+    assert by_worker(scheduler.tick(3.0)) == {"a": 2}
+
+
+def test_a_group_leaves_the_worker_that_fell_silent() -> None:
+    scheduler = make_scheduler("a", max_num_seqs=1)
+    add(scheduler, 3, GROUP, cost=GROUP_TOKENS + 1)
+    assert by_worker(scheduler.tick(0.0)) == {"a": 2}
+    scheduler.add_worker(make_info("b"), 3.0)
+
+    assert by_worker(scheduler.tick(3.0)) == {"b": 1}
+
+
+def test_a_requeued_job_goes_to_another_worker_than_the_one_that_lost_it() -> None:
+    scheduler = make_scheduler("a", "b")
+    scheduler.update_worker("b", WorkerStatus(num_running=20, free_blocks=9000), 0.0)
+    job = replace(make_job(attempts=1), last_worker="a")
+    scheduler.add_job(job)
+
+    assert by_worker(scheduler.tick(0.0)) == {"b": 1}
+
+
+def test_a_requeued_job_goes_back_to_its_worker_if_there_is_no_other() -> None:
+    scheduler = make_scheduler("a")
+    scheduler.add_job(replace(make_job(attempts=1), last_worker="a"))
+
+    assert by_worker(scheduler.tick(0.0)) == {"a": 1}
+
+
+def test_a_prompt_larger_than_a_whole_pool_goes_to_a_worker_that_can_hold_it() -> None:
+    scheduler = make_scheduler("small", num_blocks=10)
+    scheduler.add_worker(make_info("big", num_blocks=11), 0.0)
+    scheduler.update_worker("big", WorkerStatus(num_running=1, free_blocks=5), 0.0)
+    [large] = add(scheduler, 1, cost=161)
+    assert scheduler.tick(0.0) == []
+    add(scheduler, 2, cost=16)
+    assert by_worker(scheduler.tick(0.0)) == {"small": 2}
+    scheduler.update_worker("big", WorkerStatus(free_blocks=11), 0.0)
+
+    assert [(d.job.job_id, d.worker_id) for d in scheduler.tick(0.0)] == [(large, "big")]
+
+
+def test_a_prompt_that_fills_the_whole_pool_is_placed() -> None:
+    scheduler = make_scheduler("a", num_blocks=10)
+    add(scheduler, 1, cost=160)
+
+    assert by_worker(scheduler.tick(0.0)) == {"a": 1}
+
+
+def test_small_jobs_go_out_beside_a_great_many_that_no_worker_can_hold() -> None:
+    scheduler = make_scheduler("a", num_blocks=10)
+    add(scheduler, 2 * MAX_PER_TICK, cost=161)
+    [small] = add(scheduler, 1, (9,), cost=16)
+    given = job_ids(scheduler.tick(0.0))
+    while scheduler.is_unfinished:
+        given += job_ids(scheduler.tick(0.0))
+
+    assert given == [small]
+
+
+def test_a_job_that_no_worker_can_hold_is_hopeless_after_some_patience() -> None:
+    scheduler = make_scheduler("a", num_blocks=10)
+    [large] = add(scheduler, 1, cost=161)
+    scheduler.tick(0.0)
+    assert scheduler.take_hopeless(1.0, 5.0) == []
+    assert scheduler.take_hopeless(5.9, 5.0) == []
+
+    [(job, capacity)] = scheduler.take_hopeless(6.0, 5.0)
+
+    assert (job.job_id, capacity) == (large, 160)
+    assert scheduler.num_waiting == 0
+
+
+def test_the_patience_begins_when_the_last_worker_that_could_hold_the_job_is_gone() -> None:
+    scheduler = make_scheduler("small", num_blocks=10)
+    scheduler.add_worker(make_info("big", num_blocks=11), 0.0)
+    scheduler.update_worker("big", WorkerStatus(num_running=1, free_blocks=1), 0.0)
+    add(scheduler, 1, cost=161)
+    scheduler.tick(0.0)
+    assert scheduler.take_hopeless(50.0, 5.0) == []
+
+    scheduler.remove_worker("big")
+
+    assert scheduler.take_hopeless(60.0, 5.0) == []
+    assert len(scheduler.take_hopeless(65.0, 5.0)) == 1
+
+
+def test_a_guess_at_the_length_of_a_prompt_is_no_reason_to_refuse_it() -> None:
+    scheduler = make_scheduler("a", num_blocks=10)
+    scheduler.add_job(replace(make_job(cost=161), is_estimated=True))
+
+    assert by_worker(scheduler.tick(0.0)) == {"a": 1}
+
+
+def test_a_large_job_can_be_taken_out() -> None:
+    scheduler = make_scheduler("a", num_blocks=10)
+    [large] = add(scheduler, 1, cost=161)
+    scheduler.tick(0.0)
+
+    scheduler.remove_job(large)
+
+    assert scheduler.num_waiting == 0
+    assert scheduler.take_hopeless(9.0, 0.0) == []
+
+
+def test_work_is_runnable_while_all_its_workers_are_silent() -> None:
+    scheduler = make_scheduler("a", "b", max_num_seqs=1)
+    add(scheduler, 5)
+    assert len(scheduler.tick(0.0)) == 4
+    assert not scheduler.is_runnable(5.0)
+
+    assert scheduler.is_runnable(5.1)
+
+    scheduler.update_worker("a", WorkerStatus(num_running=1, free_blocks=10), 5.2)
+    assert not scheduler.is_runnable(5.2)
 
 
 def test_work_is_runnable_while_a_worker_idles() -> None:
