@@ -61,7 +61,6 @@ def test_a_model_that_cannot_be_served_is_refused(
         outcome = box.run("up", "--model", str(model))
         assert outcome.status == 1
         assert named in outcome.error
-        assert outcome.stderr.rstrip().endswith(outcome.error)
 
 
 def test_a_model_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
@@ -109,6 +108,8 @@ def test_commands_without_a_running_tidemill_say_how_to_start_one(tmp_path: Path
         (["submit", "hi", "--model", "no-such-model"], "no-such-model"),
         (["submit", "hi", "--max-tokens", "-1"], "max_tokens"),
         (["submit", "hi", "--max-tokens", "100000"], "max_tokens"),
+        (["submit", "hi", "--max-tokens", "9" * 25], "max_tokens"),
+        (["submit", "caf\udce9"], "surrogate"),
         (["submit", "hi", "--temperature", "9"], "temperature"),
         (["submit", "hi", "--tenant", "a b"], "tenant"),
         (["follow", "no-id"], "job_id"),

@@ -15,6 +15,7 @@ from tidemill.protocol.codec import (
 )
 from tidemill.protocol.errors import MalformedMessage, UnsupportedVersion
 from tidemill.protocol.messages import (
+    ChatMessage,
     GenerateRequest,
     JobEnd,
     JobResult,
@@ -102,6 +103,10 @@ def test_arbitrary_bytes_never_raise_anything_but_a_protocol_error(data: bytes) 
     [
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -5}, "max_tokens"),
+        ({"max_tokens": 2**70}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"seed": 2**63}, "seed"),
         ({"temperature": 3.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
@@ -118,6 +123,11 @@ def test_a_bad_sampling_parameter_is_named(values: dict[str, object], field: str
         SamplingParams.model_validate(values)
     assert field == invalid_request(caught.value).field
     assert str(invalid_request(caught.value)).startswith(f"{field}: ")
+
+
+def test_half_a_surrogate_pair_in_a_message_is_refused() -> None:
+    with pytest.raises(ValidationError, match="surrogate"):
+        ChatMessage(role="user", content="caf\udce9")
 
 
 @pytest.mark.parametrize(

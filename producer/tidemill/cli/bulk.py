@@ -1,5 +1,6 @@
 """``tidemill bulk run``: a file of prompts in, a file of answers out."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,8 @@ from tidemill.cli.bulk_output import open_output
 from tidemill.cli.bulk_run import BulkRun
 from tidemill.cli.connection import open_producer
 from tidemill.cli.submit import RedisUrl
-from tidemill.protocol.errors import ConfigError
+from tidemill.client import Producer
+from tidemill.protocol.errors import ConfigError, InvalidRequest, UnknownModel
 
 app = typer.Typer(no_args_is_help=True, help="Many prompts from a file.")
 
@@ -76,22 +78,42 @@ def run(
         as_chat=chat,
     )
     total = min(count_lines(input_path), limit or 2**62)
-    with open_output(output_path) as output, open_producer(redis_url) as producer:
+    with (
+        open_producer(redis_url) as producer,
+        open_output(output_path, input_path) as output,
+    ):
+        reader = replace(reader, run_id=f"{output.run_id}/{_model_id(producer, model)}")
         bulk = BulkRun(producer, reader, output, total, max_in_flight)
         console = Console(stderr=True, highlight=False)
         try:
             bulk.run(input_path)
         except KeyboardInterrupt:
-            console.print("Stopped. The same command goes on from here.")
+            console.print("Stopped; what is queued still runs. The same command goes on from here.")
             raise
         finally:
             bulk.report(console)
+        if not bulk.tally.num_failed:
+            output.complete()
     if bulk.tally.num_failed:
         raise typer.Exit(1)
+
+
+def _model_id(producer: Producer, model: str | None) -> str:
+    """Return what tells models, and weights under one name, apart: their answers differ."""
+    try:
+        card = producer.model(model)
+    except UnknownModel:
+        raise
+    except InvalidRequest:
+        return ""  # several are served, and each line names its own
+    return f"{card.name}/{card.revision}"
 
 
 def _read_template(path: Path | None) -> str | None:
     try:
         return None if path is None else path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the template {str(path)!r} cannot be read: {error}") from error
+        raise ConfigError(
+            f"the template {str(path)!r} cannot be read: {error}",
+            fix="--template takes a UTF-8 text file.",
+        ) from error

@@ -52,6 +52,8 @@ class LineReader:
     model: str | None
     defaults: Mapping[str, Any]
     as_chat: bool = False
+    #: Enters every job's idempotency key: names the run, and what must not change within it.
+    run_id: str = ""
 
     def read(self, path: Path) -> Iterator[InputLine]:
         """Yield the non-empty lines of a file, never more than one in memory."""
@@ -77,7 +79,9 @@ class LineReader:
         sampling = {name: v for name, v in given.items() if name in _SAMPLING and v is not None}
         options = {**self.defaults, **sampling, "model": self.model or given.get("model")}
         prompt = self._prompt(given)
-        text = json.dumps([number, prompt, options], sort_keys=True, ensure_ascii=False)
+        text = json.dumps(
+            [self.run_id, number, prompt, options], sort_keys=True, ensure_ascii=False
+        )
         key = f"bulk-{sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
         return JobSpec(prompt, idempotency_key=key, stream=False, **options)
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from tidemill._endpoint import find_endpoint
 from tidemill.client import Producer
 from tidemill.protocol.errors import BrokerUnavailable
-from tidemill.service.redis import check_server, connect, redact
+from tidemill.service.redis import check_server, connect, is_refused, redact
 
 _FIRST_CONTACT_SECONDS = 3.0
 
@@ -22,6 +22,8 @@ def open_producer(redis_url: str | None, *, tenant: str = "default") -> Iterator
         try:
             check_server(client)
         except BrokerUnavailable as error:
+            if is_refused(error):
+                raise
             raise BrokerUnavailable(
                 f"there is no broker at {redact(url)}: {error.__cause__ or error}",
                 fix="Start one with `tidemill up`, or set TIDEMILL_REDIS_URL to a running server.",

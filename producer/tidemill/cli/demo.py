@@ -54,6 +54,7 @@ def demo(
             redis_url=None,
             data_dir=Path(data_dir),
             num_workers=workers,
+            drain_seconds=0,  # who leaves early does not want to wait for the answers
             worker_args=(
                 *("--model", str(directory), "--served-model-name", name),
                 *("--device", device, "--dtype", dtype),
@@ -64,7 +65,11 @@ def demo(
         with contextlib.ExitStack() as scope:
             with console.status("Starting broker, scheduler and worker ..."):
                 stack = scope.enter_context(Stack(options, sink=sink))
-            _run(stack, console, max_tokens=max_tokens, kill_worker=kill_worker)
+            try:
+                _run(stack, console, max_tokens=max_tokens, kill_worker=kill_worker)
+            except KeyboardInterrupt:
+                console.print("\nStopping ...")
+                raise
 
 
 def _silence(_line: str) -> None:

@@ -1,6 +1,7 @@
 """``tidemill status``: what waits, what runs, who works."""
 
 import json
+from collections import Counter
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -81,8 +82,11 @@ def _models(snapshot: Status) -> Table:
     table.add_column("model")
     table.add_column("context", justify="right")
     table.add_column("revision")
+    table.add_column("workers now", justify="right")
+    live = Counter(worker.info.model for worker in snapshot.workers)
     for card in snapshot.models:
-        table.add_row(card.name, f"{card.max_model_len:,}", card.revision[:12])
+        context, revision = f"{card.max_model_len:,}", card.revision[:12]
+        table.add_row(card.name, context, revision, str(live[card.name]))
     return table
 
 

@@ -1,18 +1,16 @@
 """``tidemill submit``, ``follow`` and ``cancel``: one job from the terminal."""
 
-import json
 import sys
 import time
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from tidemill.cli.connection import open_producer
 from tidemill.client import Job
-from tidemill.protocol.errors import ConfigError
-from tidemill.protocol.messages import ChatMessage
+from tidemill.protocol.errors import ConfigError, JobCancelled, JobFailed
 
 RedisUrl = Annotated[
     str | None,
@@ -62,7 +60,7 @@ def submit(
 
     Ctrl-C cancels the job.
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _read_stdin() if prompt == "-" else prompt
     with open_producer(redis_url, tenant=tenant) as producer:
         job = producer.submit(
             text if raw else _conversation(system, text),
@@ -110,25 +108,56 @@ def cancel(
         typer.echo(producer.cancel(job_id).value)
 
 
-def _conversation(system: str | None, text: str) -> list[ChatMessage]:
+def _conversation(system: str | None, text: str) -> list[dict[str, str]]:
     if not text.strip():
         raise ConfigError("prompt: it is empty", fix="Give some text.")
-    first = [ChatMessage(role="system", content=system)] if system else []
-    return [*first, ChatMessage(role="user", content=text)]
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, {"role": "user", "content": text}]
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"prompt: standard input is not UTF-8 (byte {error.start})",
+            fix="Convert it, for example with iconv.",
+        ) from error
 
 
 def _show(job: Job, *, after: int = 0, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(asdict(job.result()), ensure_ascii=False))
-        return
+        _show_json(job)
+    else:
+        _show_text(job, after)
+
+
+def _show_json(job: Job) -> None:
+    try:
+        result = job.result()
+    except (JobFailed, JobCancelled) as error:
+        # What the job produced before it ended is a result too; the exit status tells them apart.
+        if error.result is not None:
+            typer.echo(_as_json(error.result))
+        raise
+    typer.echo(_as_json(result))
+
+
+def _as_json(result: object) -> str:
+    return TypeAdapter(type(result)).dump_json(result).decode()
+
+
+def _show_text(job: Job, after: int) -> None:
     started = time.monotonic()
     num_tokens, first = 0, None
     with job.stream(after=after) as stream:
-        for chunk in stream:
-            first = first if first is not None else time.monotonic() - started
-            num_tokens += chunk.end - chunk.start
-            typer.echo(chunk.text, nl=False)
-    typer.echo()
+        try:
+            for chunk in stream:
+                first = first if first is not None else time.monotonic() - started
+                num_tokens += chunk.end - chunk.start
+                typer.echo(chunk.text, nl=False)
+        finally:
+            typer.echo()
     if sys.stderr.isatty():
         elapsed = time.monotonic() - started
         Console(stderr=True, highlight=False).print(

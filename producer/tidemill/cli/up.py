@@ -96,6 +96,11 @@ def run_until_signal(options: StackOptions) -> None:
             f" (durability: {stack.durability}, workers: {options.num_workers})."
             ' Try: tidemill submit "Why is the sky blue?"   Ctrl-C drains and stops.'
         )
+        if stack.durability == "none":
+            console.print(
+                "[yellow]warning:[/] this broker keeps no log: a restart of it loses every job."
+                " Run it with `appendonly yes`."
+            )
         drain.draining.wait()
         if stack.failure is None:
             console.print("Draining: no new work, finishing what runs. Ctrl-C again to stop now.")

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE
@@ -13,7 +13,20 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_SEED = 2**63 - 1
 
+MAX_COUNT = 2**31 - 1
+
+
+def _check_utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("it holds half of a surrogate pair, which UTF-8 cannot carry") from error
+    return text
+
+
 Text = Annotated[str, Field(min_length=1)]
+AnyText = Annotated[str, AfterValidator(_check_utf8)]
+Count = Annotated[int, Field(strict=True, le=MAX_COUNT)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -33,13 +46,13 @@ class SamplingParams(WireModel):
     ``temperature=0`` is greedy.
     """
 
-    max_tokens: int | None = Field(default=None, ge=1)
-    min_tokens: int = Field(default=0, ge=0)
+    max_tokens: Count | None = Field(default=None, ge=1)
+    min_tokens: Count = Field(default=0, ge=0)
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
-    top_k: int = Field(default=0, ge=-1)
+    top_k: Count = Field(default=0, ge=-1)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
-    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    seed: Annotated[int, Field(strict=True)] | None = Field(default=None, ge=0, le=MAX_SEED)
     stop: tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...] = Field(
         default=(), max_length=MAX_STOP_STRINGS
     )
@@ -64,7 +77,7 @@ class ChatMessage(WireModel):
     """One turn of a conversation."""
 
     role: Name
-    content: str
+    content: AnyText
 
 
 class GenerateRequest(WireModel):
