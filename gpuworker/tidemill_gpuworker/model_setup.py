@@ -6,6 +6,7 @@ import socket
 import torch
 
 from tidemill.protocol.codec import WIRE_VERSION
+from tidemill.protocol.errors import DamagedModel
 from tidemill.protocol.ids import new_worker_id
 from tidemill.protocol.messages import ModelCard, WorkerInfo
 from tidemill.service.tokenizer import Tokenizer
@@ -48,6 +49,7 @@ def load_model(config: WorkerConfig) -> ServedModel:
         max_model_len=config.max_model_len,
         num_threads=config.num_threads,
     )
+    _check_eos(config, runner, tokenizer)
     step_config = _step_config(config, device, runner.max_model_len)
     runner.warm_up()
     return ServedModel(
@@ -70,6 +72,17 @@ def _cache_bytes(config: WorkerConfig, device: str) -> int | None:
     if device != "cpu":
         return None
     return min(_CPU_CACHE_BYTES, int(available_bytes(torch.device(device)) * _CPU_CACHE_SHARE))
+
+
+def _check_eos(config: WorkerConfig, runner: ModelRunner, tokenizer: Tokenizer) -> None:
+    vocab_size = runner.model_config.vocab_size
+    strange = [token_id for token_id in tokenizer.eos_token_ids if token_id >= vocab_size]
+    if strange:
+        raise DamagedModel(
+            f"{config.model_dir}: eos_token_id {strange[0]} is outside the vocabulary of"
+            f" {vocab_size}",
+            fix="Fetch the model again; tokenizer and weights must be of the same model.",
+        )
 
 
 def _step_config(config: WorkerConfig, device: str, max_model_len: int) -> StepConfig:

@@ -9,7 +9,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from support.tiny_models import save_tiny_model
+from support.tiny_models import VOCAB_SIZE, save_tiny_model
+from support.tiny_tokenizers import byte_level_tokenizer
 from tidemill.protocol.errors import (
     ConfigError,
     DamagedModel,
@@ -18,9 +19,12 @@ from tidemill.protocol.errors import (
     UnsafeModel,
     UnsupportedModel,
 )
+from tidemill.service.config import load_config
 from tidemill_gpuworker import safetensors_file
 from tidemill_gpuworker.model_config import SUPPORTED_ARCHITECTURES
 from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.model_setup import load_model
+from tidemill_gpuworker.worker_config import WorkerConfig
 
 WEIGHTS = "model.safetensors"
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -188,6 +192,23 @@ def test_weights_that_are_no_numbers_are_damaged(value: float, model_dir: Path) 
     with pytest.raises(DamagedModel, match="not finite") as caught:
         load(model_dir).warm_up()
     assert str(model_dir) in caught.value.one_line()
+    assert caught.value.fix
+
+
+def test_an_eos_token_id_outside_the_vocabulary_is_damage(model_dir: Path) -> None:
+    byte_level_tokenizer().raw.save(str(model_dir / "tokenizer.json"))
+    ids = json.dumps({"eos_token_id": [2, VOCAB_SIZE]})
+    (model_dir / "generation_config.json").write_text(ids)
+    config = WorkerConfig(
+        model_dir=model_dir,
+        served_model_name="tiny",
+        redis_url="redis://unused",
+        service=load_config(),
+        device="cpu",
+        num_gpu_blocks_override=8,
+    )
+    with pytest.raises(DamagedModel, match=f"eos_token_id {VOCAB_SIZE}") as caught:
+        load_model(config)
     assert caught.value.fix
 
 

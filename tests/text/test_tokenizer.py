@@ -224,6 +224,39 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"{\xff")
     with pytest.raises(DamagedModel, match=name):
         Tokenizer.from_directory(tmp_path)
-    (tmp_path / name).write_text("[]")
-    with pytest.raises(DamagedModel, match=name):
+    for content in ("[]", "[" * 10**6):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(DamagedModel, match=str(tmp_path / name)):
+            Tokenizer.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config", "generation_config"])
+@pytest.mark.parametrize("value", ["x", -1, True, 1.0, [1, "x"], {"id": 1}])
+def test_an_eos_token_id_that_is_no_token_id_is_named(
+    tmp_path: Path, name: str, value: Any
+) -> None:
+    directory = tiny_directory(tmp_path, **{name: {"eos_token_id": value}})
+    with pytest.raises(DamagedModel, match=rf"/{name}\.json .*eos_token_id") as caught:
+        Tokenizer.from_directory(directory)
+    assert caught.value.fix
+
+
+BROKEN = ["{% for x in messages %}", "{{ 'a' | no_such_filter }}", "{{ unclosed"]
+
+
+@pytest.mark.parametrize("template", BROKEN)
+def test_a_template_that_cannot_be_compiled_names_its_file(tmp_path: Path, template: str) -> None:
+    tiny_directory(tmp_path, tokenizer_config={"chat_template": template})
+    with pytest.raises(DamagedModel, match=r"tokenizer_config\.json"):
         Tokenizer.from_directory(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(DamagedModel, match=r"chat_template\.jinja") as caught:
+        Tokenizer.from_directory(tmp_path)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("template", [5, {"default": "yes"}, [{"name": "default", "template": 5}]])
+def test_a_template_that_is_no_text_is_damaged(tmp_path: Path, template: Any) -> None:
+    directory = tiny_directory(tmp_path, tokenizer_config={"chat_template": template})
+    with pytest.raises(DamagedModel, match=r"tokenizer_config\.json.*chat_template"):
+        Tokenizer.from_directory(directory)

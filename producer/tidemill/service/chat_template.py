@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -12,7 +13,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.errors import DamagedModel, InvalidRequest
 from tidemill.protocol.messages import ChatMessage
 
 #: A message on the wire has 1 MiB at most; a template that writes more than this runs away.
@@ -25,6 +26,7 @@ _TEMPLATE_ERRORS = (
     AttributeError,
     LookupError,
     RecursionError,
+    SyntaxError,  # from Python, which runs what Jinja compiles
     TypeError,
     ValueError,
 )
@@ -36,6 +38,16 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens)
+
+    def check(self, origin: Path) -> None:
+        """Raise ``DamagedModel`` naming ``origin`` if the template cannot be compiled."""
+        try:
+            self._template  # noqa: B018 - compiled on first use
+        except _TEMPLATE_ERRORS as error:
+            raise DamagedModel(
+                f"{origin}: the chat template cannot be compiled: {error}",
+                fix="Fetch the file again, or delete the template to serve plain prompts only.",
+            ) from error
 
     def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
         """The prompt for ``messages``; raises ``InvalidRequest`` if the template refuses them.

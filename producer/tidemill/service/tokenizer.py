@@ -16,22 +16,28 @@ from tidemill.protocol.codec import pack, unpack
 from tidemill.protocol.errors import DamagedModel, InvalidRequest, MalformedMessage
 from tidemill.protocol.messages import ChatMessage
 from tidemill.service.chat_template import ChatTemplate
-from tidemill.service.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from tidemill.service.tokenizer_files import (
+    TokenizerFiles,
+    chat_template_path,
+    read_tokenizer_files,
+)
 
 #: Bounds on a bundle, compressed and not; the largest tokenizer in use has 33 MB of JSON.
 MAX_BUNDLE_BYTES = 1 << 25
 MAX_CONTENT_BYTES = 1 << 27
 
+_TOKENIZER_JSON = "tokenizer.json"
+
 
 class Tokenizer:
     """One model's tokenizer and chat template; immutable, safe to share between threads.
 
-    Raises ``DamagedModel`` if the content cannot be understood.
+    Raises ``DamagedModel``, which names ``origin``, if the content cannot be understood.
     """
 
-    def __init__(self, files: TokenizerFiles) -> None:
+    def __init__(self, files: TokenizerFiles, *, origin: str = _TOKENIZER_JSON) -> None:
         self._files = files
-        self.raw = _parse(files.tokenizer_json)
+        self.raw = _parse(files.tokenizer_json, origin)
         added = self.raw.get_added_tokens_decoder()
         self.all_special_ids = frozenset(i for i, token in added.items() if token.special)
         self.vocab_size = self.raw.get_vocab_size()
@@ -40,7 +46,11 @@ class Tokenizer:
     @classmethod
     def from_directory(cls, directory: Path) -> "Tokenizer":
         """Read a Hugging Face model directory; raises ``ModelNotFound`` or ``DamagedModel``."""
-        return cls(read_tokenizer_files(directory))
+        files = read_tokenizer_files(directory)
+        tokenizer = cls(files, origin=str(directory / _TOKENIZER_JSON))
+        if tokenizer._template is not None:
+            tokenizer._template.check(chat_template_path(directory))
+        return tokenizer
 
     @classmethod
     def from_bundle(cls, bundle: bytes) -> "Tokenizer":
@@ -111,12 +121,12 @@ class Tokenizer:
         return () if named is None else (named,)
 
 
-def _parse(tokenizer_json: str) -> tokenizers.Tokenizer:
+def _parse(tokenizer_json: str, origin: str) -> tokenizers.Tokenizer:
     try:
         raw = tokenizers.Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # the library raises nothing narrower
         raise DamagedModel(
-            f"tokenizer.json cannot be read: {error}", fix="Fetch the model again."
+            f"{origin} cannot be read: {error}", fix="Fetch the model again."
         ) from error
     # Left over from training in some models; prompts are neither cut nor padded.
     raw.no_truncation()

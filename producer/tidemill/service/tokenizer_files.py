@@ -27,6 +27,12 @@ class TokenizerFiles:
     eos_token_ids: tuple[int, ...] | None = None
 
 
+def chat_template_path(directory: Path) -> Path:
+    """Return the file of a model directory that the chat template is read from."""
+    own = directory / "chat_template.jinja"
+    return own if own.exists() else directory / "tokenizer_config.json"
+
+
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:
     """Read a model directory; raises ``ModelNotFound`` or ``DamagedModel``."""
     config = _read_json(directory / "tokenizer_config.json")
@@ -54,14 +60,17 @@ def _read_tokenizer(directory: Path) -> str:
 
 
 def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    text = _read_text(directory / "chat_template.jinja")
-    if text is not None:
-        return text
+    path = chat_template_path(directory)
+    if path.suffix == ".jinja":
+        return _read_text(path)
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        named = [entry for entry in template if isinstance(entry, dict)]
+        default = (entry.get("template") for entry in named if entry.get("name") == "default")
+        template = next(default, None)
+    if not isinstance(template, str | None):
+        raise _damaged(path, f"chat_template must be text, not {template!r}")
+    return template
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -81,10 +90,14 @@ def _token_text(value: Any) -> str | None:
 def _eos_token_ids(directory: Path) -> tuple[int, ...] | None:
     for name in ("generation_config.json", "config.json"):
         value = _read_json(directory / name).get("eos_token_id")
-        if isinstance(value, int):
-            return (value,)
-        if isinstance(value, list) and value:
-            return tuple(int(token_id) for token_id in value)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+            raise _damaged(
+                directory / name,
+                f"eos_token_id must be a token id or a list of them, not {value!r}",
+            )
+        if ids:
+            return tuple(ids)
     return None
 
 
@@ -94,7 +107,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, error) from error
     if not isinstance(value, dict):
         raise _damaged(path, "not a JSON object")
