@@ -32,4 +32,6 @@ def test_killing_the_worker_leaves_the_demos_streams_whole(
     with sandbox(tmp_path) as box:
         done = box.run("demo", "--max-tokens", "40", "--kill-worker", timeout_seconds=150)
     assert done.status == 0, done.stderr
-    assert "was killed after" in " ".join(done.stdout.split())
+    shown = " ".join(done.stdout.split())
+    assert "was killed after" in shown
+    assert "12 streams went on without a gap or a repeated token" in shown
