@@ -100,7 +100,7 @@ class Placement:
         if self._residency.depth(worker.info.worker_id, job.key) >= GROUP_DEPTH:
             return None
         home = self._workers.get(self._residency.holder(job.key, GROUP_DEPTH) or "")
-        if home is None or _is_crowded(home, worker):
+        if home is None or self._gives_way(home, worker):
             return None
         if self._queue.peek(home.info.worker_id) or not home.fits(job, self._uncached(job, home)):
             return None
@@ -108,9 +108,7 @@ class Placement:
 
     def _yields(self, owner_id: str, thief: Worker) -> bool:
         owner = self._workers.get(owner_id)
-        if owner is None or _is_crowded(owner, thief):
-            return True
-        if self._is_stale(owner) and not self._is_stale(thief):
+        if owner is None or self._gives_way(owner, thief):
             return True
         job = self._queue.peek(owner_id)
         return job is not None and not owner.fits(job, self._uncached(job, owner))
@@ -134,6 +132,10 @@ class Placement:
 
     def _rank(self, worker: Worker) -> tuple[bool, float, str]:
         return (self._is_stale(worker), worker.load, worker.info.worker_id)
+
+    def _gives_way(self, owner: Worker, other: Worker) -> bool:
+        is_silent = self._is_stale(owner) and not self._is_stale(other)
+        return is_silent or _is_crowded(owner, other)
 
     def _is_stale(self, worker: Worker) -> bool:
         return worker.heard_at <= self._fresh_since

@@ -259,12 +259,13 @@ def test_a_worker_not_heard_of_lately_gets_only_what_others_have_no_room_for() -
 
 
 def test_a_group_leaves_the_worker_that_fell_silent() -> None:
-    scheduler = make_scheduler("a", max_num_seqs=1)
-    add(scheduler, 3, GROUP, cost=GROUP_TOKENS + 1)
-    assert by_worker(scheduler.tick(0.0)) == {"a": 2}
+    scheduler = make_scheduler("a")
+    add(scheduler, 1, GROUP, cost=GROUP_TOKENS + 1)
+    assert by_worker(scheduler.tick(0.0)) == {"a": 1}
     scheduler.add_worker(make_info("b"), 3.0)
+    add(scheduler, 3, GROUP, cost=GROUP_TOKENS + 1)
 
-    assert by_worker(scheduler.tick(3.0)) == {"b": 1}
+    assert by_worker(scheduler.tick(3.0)) == {"b": 3}
 
 
 def test_a_requeued_job_goes_to_another_worker_than_the_one_that_lost_it() -> None:

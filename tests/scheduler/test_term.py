@@ -123,6 +123,8 @@ async def test_work_for_workers_that_beat_and_say_nothing_is_a_stall(
     worker = PuppetWorker(redis_client, max_num_seqs=1)
     ids = [submit(redis_client) for _ in range(3)]
     await wait_until_async(worker.read, LIVENESS_SECONDS)
+    # For a minute the two jobs are its own, and nothing happens that would wake the dispatcher.
+    worker.beat()
 
     await wait_until_async(lambda: health.is_runnable, LIVENESS_SECONDS)
 
