@@ -45,11 +45,6 @@ class SchedulerConfig:
         """A job's lease in ms."""
         return round(self.lease_seconds * 1000)
 
-    @property
-    def leader_lease_ms(self) -> int:
-        """The leader's lease in ms."""
-        return round(self.leader_lease_seconds * 1000)
-
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:

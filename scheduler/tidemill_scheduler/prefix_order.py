@@ -68,9 +68,6 @@ class PrefixOrder:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def __contains__(self, job_id: str) -> bool:
-        return job_id in self._jobs
-
     def add(self, job: WaitingJob) -> None:
         """Let a job wait: in this epoch if it extends what a worker is at, else in the next."""
         self._jobs[job.job_id] = job
