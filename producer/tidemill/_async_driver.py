@@ -25,12 +25,12 @@ class AsyncDriver:
             follower.take_reply(await self._link.read(follower.next_read()))
             return
         if self._subscription is None:
-            self._subscription = await self._listener.listen(follower.channel)
+            self._subscription = self._listener.listen(follower.channel)
         notice = await self._subscription.get(wait_seconds(follower.job_id, deadline))
         pass_on(notice, follower)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Stop listening; to advance again starts it again."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
-            await self._listener.discard(subscription)
+            self._listener.discard(subscription)

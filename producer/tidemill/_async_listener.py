@@ -1,23 +1,25 @@
-"""Pub/sub for many readers on one connection, kept alive by a task of its own."""
+"""Pub/sub for many readers on one connection, which a task of its own keeps alive."""
 
 import asyncio
+import weakref
 from collections import deque
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import redis.asyncio
-from redis.asyncio.client import PubSub
+from redis.asyncio.connection import AbstractConnection
 
 from tidemill._cancellation import heeding_cancellation
-from tidemill._listener import BROKEN, LOST, TICK_SECONDS, Notice, read_notice
-from tidemill.protocol.keys import ShardKeys
+from tidemill._listener import BROKEN, LOST, Notice
 
 #: A reader that lags behind by so many messages is better off with the log.
 _MAX_PENDING = 512
 
 _REOPEN_WAIT_SECONDS = 0.1
 
-#: redis-py can only read from a connection that is subscribed to something; nobody publishes here.
-_IDLE_CHANNEL = ShardKeys().token_channel("none")
+#: After so long without a message the server is asked for one; as long again, and it is gone.
+_QUIET_SECONDS = 10.0
 
 
 class Subscription:
@@ -47,105 +49,150 @@ class Subscription:
 
 
 class AsyncListener:
-    """All channels of one client on one connection; a broken one is replaced."""
+    """All channels of one client on one connection; a broken one is replaced.
+
+    Readers come and go without I/O: they only say what they want.  The task alone uses the
+    connection, so that no reader meets its errors.  A reader that is dropped is discarded.
+    """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
-        self._client = client
-        self._readers: dict[str, list[Subscription]] = {}
-        self._pubsub: PubSub | None = None
-        # Whoever writes to the connection or drops it holds this; only the task reads.
-        self._lock = asyncio.Lock()
+        self._pool = client.connection_pool
+        self._readers: dict[str, weakref.WeakSet[Subscription]] = {}
+        self._subscribed: set[str] = set()
+        #: Channels whose readers may have changed.
+        self._changed: set[str] = set()
+        self._reading: asyncio.Timeout | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def listen(self, channel: str) -> Subscription:
-        """Begin to pass the channel's messages to a new reader; it must be discarded again.
+    def listen(self, channel: str) -> Subscription:
+        """Begin to pass the channel's messages to a new reader.
 
         Its first notice is the confirmation.
         """
         reader = Subscription(channel)
-        readers = self._readers.setdefault(channel, [])
-        readers.append(reader)
+        self._readers.setdefault(channel, weakref.WeakSet()).add(reader)
+        loop = asyncio.get_running_loop()
+        weakref.finalize(reader, self._note_drop, loop, channel).atexit = False
+        if channel in self._subscribed:
+            reader.put(Notice(channel))
+        self._note_change(channel)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="tidemill-listener")
-        elif len(readers) == 1:
-            try:
-                await self._tell("subscribe", channel)
-            except BaseException:
-                self._forget(reader)
-                raise
-        else:
-            reader.put(Notice(channel))
         return reader
 
-    async def discard(self, reader: Subscription) -> None:
+    def discard(self, reader: Subscription) -> None:
         """Stop passing messages to a reader."""
-        self._forget(reader)
-        if reader.channel not in self._readers:
-            await self._tell("unsubscribe", reader.channel)
+        self._readers.get(reader.channel, weakref.WeakSet()).discard(reader)
+        self._note_change(reader.channel)
 
     async def close(self) -> None:
-        """End the task and give the connection back."""
+        """End the task, which gives the connection back."""
         task, self._task = self._task, None
         while task is not None and not task.done():
             # Again and again: redis-py may swallow a cancellation.
             task.cancel()
             await asyncio.wait({task}, timeout=_REOPEN_WAIT_SECONDS)
-        await self._drop()
 
-    def _forget(self, reader: Subscription) -> None:
-        readers = self._readers[reader.channel]
-        readers.remove(reader)
-        if not readers:
-            del self._readers[reader.channel]
+    def _note_change(self, channel: str) -> None:
+        if bool(self._readers.get(channel)) == (channel in self._subscribed):
+            return
+        self._changed.add(channel)
+        if self._reading is not None:
+            self._reading.reschedule(asyncio.get_running_loop().time())
+            self._reading = None
+
+    def _note_drop(self, loop: asyncio.AbstractEventLoop, channel: str) -> None:
+        # The garbage collector may run on any thread, and after the loop was closed.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._note_change, channel)
 
     async def _run(self) -> None:
         while True:
-            try:
-                await self._pass_on()
-            except BROKEN:
-                await self._drop()
-                for readers in self._readers.values():
-                    for reader in readers:
-                        reader.put(LOST)
-                # The readers now ask the server themselves and so learn whether it is gone.
-                await asyncio.sleep(_REOPEN_WAIT_SECONDS)
+            with heeding_cancellation():
+                await self._live()
 
-    async def _pass_on(self) -> None:
-        pubsub = await self._open()
-        while True:
-            notice = read_notice(await pubsub.get_message(timeout=TICK_SECONDS))
-            if notice is not None:
-                for reader in self._readers.get(notice.channel, ()):
-                    reader.put(notice)
-
-    async def _open(self) -> PubSub:
-        pubsub = self._client.pubsub()
+    async def _live(self) -> None:
         try:
-            await pubsub.subscribe(_IDLE_CHANNEL, *self._readers)
-        except BaseException:
-            await pubsub.aclose()  # type: ignore[no-untyped-call]
-            raise
-        async with self._lock:
-            self._pubsub = pubsub
-            # Readers came and went while the connection was being made.
-            subscribed = {name.decode() for name in pubsub.channels} - {_IDLE_CHANNEL}
-            for channel in self._readers.keys() - subscribed:
-                await pubsub.subscribe(channel)
-            for channel in subscribed - self._readers.keys():
-                await pubsub.unsubscribe(channel)
-        return pubsub
+            async with self._connected() as connection:
+                await self._serve(connection)
+        except BROKEN:
+            for readers in self._readers.values():
+                for reader in readers:
+                    reader.put(LOST)
+            # The readers now ask the server themselves and so learn whether it is gone.
+            await asyncio.sleep(_REOPEN_WAIT_SECONDS)
 
-    async def _drop(self) -> None:
-        async with self._lock:
-            pubsub, self._pubsub = self._pubsub, None
-            if pubsub is not None:
-                await pubsub.aclose()  # type: ignore[no-untyped-call]
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[AbstractConnection]:
+        # Not redis-py's PubSub, which reconnects in the middle of a read: cut short there, it
+        # would be connected and not subscribed.
+        connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
+        self._changed.update(self._readers)
+        try:
+            yield connection
+        finally:
+            self._subscribed.clear()
+            await connection.disconnect(nowait=True)
+            await self._pool.release(connection)
 
-    async def _tell(self, action: str, channel: str) -> None:
-        if self._pubsub is None:
-            return
-        async with self._lock:
-            if self._pubsub is not None:
-                with heeding_cancellation(), suppress(*BROKEN):
-                    # On the same connection the task meets the same error and opens another one.
-                    await getattr(self._pubsub, action)(channel)
+    async def _serve(self, connection: AbstractConnection) -> None:
+        is_asked = False
+        while True:
+            with heeding_cancellation():
+                await self._subscribe(connection)
+            if await self._pass_on(connection):
+                is_asked = False
+                continue
+            if is_asked:
+                raise redis.ConnectionError("the server does not answer a PING")
+            is_asked = True
+            with heeding_cancellation():
+                await connection.send_command("PING", check_health=False)
+
+    async def _subscribe(self, connection: AbstractConnection) -> None:
+        while self._changed:
+            changed, self._changed = self._changed, set()
+            wanted = {channel for channel in changed if self._readers.get(channel)}
+            for channel in changed - wanted:
+                self._readers.pop(channel, None)
+            new, old = wanted - self._subscribed, (changed - wanted) & self._subscribed
+            self._subscribed = (self._subscribed | new) - old
+            if new:
+                await connection.send_command("SUBSCRIBE", *new, check_health=False)
+            if old:
+                await connection.send_command("UNSUBSCRIBE", *old, check_health=False)
+
+    async def _pass_on(self, connection: AbstractConnection) -> bool:
+        """Pass notices on until a reader comes or goes or none came for a while.
+
+        Returns whether anything happened at all.
+        """
+        has_heard = False
+        try:
+            async with asyncio.timeout(None) as self._reading:
+                # Reading can be cut short anywhere: what has arrived stays in the buffers.
+                while response := await connection.read_response(
+                    timeout=_QUIET_SECONDS, disconnect_on_error=False
+                ):
+                    self._take(response)
+                    has_heard = True
+                return has_heard
+        except TimeoutError:
+            return True
+        finally:
+            self._reading = None
+
+    def _take(self, response: Any) -> None:
+        notice = _notice_of(response)
+        if notice is not None:
+            for reader in self._readers.get(notice.channel, ()):
+                reader.put(notice)
+
+
+def _notice_of(response: Any) -> Notice | None:
+    match response:
+        case [b"message", bytes(channel), bytes(data)]:
+            return Notice(channel.decode(), data)
+        case [b"subscribe", bytes(channel), _]:
+            return Notice(channel.decode())
+    return None

@@ -148,7 +148,7 @@ class AsyncProducer:
             while follower.result is None:
                 await driver.advance(deadline)
         finally:
-            await driver.close()
+            driver.close()
         outcome = outcome_of(follower.result)
         if isinstance(outcome, JobError):
             raise outcome

@@ -51,18 +51,25 @@ class AsyncTokenStream(AsyncIterator[Chunk]):
 
     async def close(self) -> None:
         """Stop listening; iterating on would start it again."""
-        await self._driver.close()
+        self._driver.close()
 
     async def __anext__(self) -> Chunk:
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        while not self._follower.ready:
-            if self._follower.end is not None:
-                await self.close()
-                raise failure_of(self.job_id, self._follower.end) or StopAsyncIteration
-            await self._driver.advance(deadline)
+        try:
+            await self._fill()
+        except BaseException:
+            # Whoever is told of an end, an error or a cancellation seldom closes what failed.
+            self._driver.close()
+            raise
         chunk = self._follower.ready.popleft()
         self._taken = chunk.end
         return chunk
+
+    async def _fill(self) -> None:
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while not self._follower.ready:
+            if self._follower.end is not None:
+                raise failure_of(self.job_id, self._follower.end) or StopAsyncIteration
+            await self._driver.advance(deadline)
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ import redis
 
 from support.fake_mill import KEYS, Attempt, FakeMill, text_of
 from support.wait import wait_until_async
-from tidemill import AsyncProducer, Chunk, JobSpec
+from tidemill import AsyncProducer, Chunk, JobSpec, _async_listener
 from tidemill._async_listener import AsyncListener, Subscription
 from tidemill._listener import LOST, Notice
 from tidemill.service.redis import connect_async
@@ -26,6 +26,10 @@ def num_subscribed(client: redis.Redis) -> int:
 
 def num_channels(client: redis.Redis) -> int:
     return len(client.pubsub_channels(KEYS.token_channel("job_*")))
+
+
+def num_pings(client: redis.Redis) -> int:
+    return int(client.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"])
 
 
 async def submit(producer: AsyncProducer, mill: FakeMill, num: int) -> list[Attempt]:
@@ -51,7 +55,66 @@ async def test_many_streams_share_one_connection(
     for chunks in await asyncio.gather(*readers):
         assert [token for chunk in chunks for token in chunk.ids] == [0, 1, 2]
     await wait_until_async(lambda: num_channels(redis_client) == 0)
-    assert num_subscribed(redis_client) == 1
+
+
+async def test_a_connection_without_readers_is_kept_for_the_next(
+    producer: AsyncProducer, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    ids = set()
+    for attempt in await submit(producer, mill, 3):
+        reader = asyncio.create_task(producer.result(attempt.job_id))
+        await wait_until_async(lambda: num_channels(redis_client) == 1)
+        ids |= {entry["id"] for entry in redis_client.client_list(_type="pubsub")}
+        attempt.finish(1)
+        await reader
+        await wait_until_async(lambda: num_channels(redis_client) == 0)
+    assert len(ids) == 1
+
+
+async def test_no_reader_meets_an_error_of_the_connection_that_all_share(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    client = connect_async(redis_url, retries=0)
+    listener = AsyncListener(client)
+    num_losses, is_over = 0, False
+
+    async def come_and_go(channel: str) -> None:
+        nonlocal num_losses
+        while not is_over:
+            reader = listener.listen(channel)
+            while (notice := await reader.get(0.01)) is not None:
+                num_losses += notice == LOST
+            listener.discard(reader)
+
+    readers = [asyncio.create_task(come_and_go(f"c{number}")) for number in range(30)]
+    for _ in range(100):
+        redis_client.client_kill_filter(_type="pubsub", skipme=True)
+        await asyncio.sleep(0.01)
+    is_over = True
+    await asyncio.gather(*readers)
+    assert num_losses
+    reader = listener.listen("c0")
+    await wait_until_async(lambda: redis_client.publish("c0", "x") == 1)
+    await wait_until_async(lambda: redis_client.pubsub_channels("c*") == [b"c0"])
+    while await reader.get(5) != Notice("c0", b"x"):
+        pass
+    await listener.close()
+    await client.aclose()
+
+
+async def test_a_quiet_connection_is_kept(
+    redis_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_async_listener, "_QUIET_SECONDS", 0.3)
+    client = connect_async(redis_url)
+    listener = AsyncListener(client)
+    reader = listener.listen("c")
+    assert await reader.get(5) == Notice("c")
+    before = num_pings(redis_client)
+    await wait_until_async(lambda: num_pings(redis_client) >= before + 3)
+    assert await reader.get(0) is None
+    await listener.close()
+    await client.aclose()
 
 
 async def test_a_reader_cancelled_at_any_point_ends_and_leaves_nothing(
@@ -68,6 +131,39 @@ async def test_a_reader_cancelled_at_any_point_ends_and_leaves_nothing(
     await wait_until_async(lambda: num_channels(redis_client) == 0)
     attempt.finish(1)
     assert (await producer.result(attempt.job_id)).token_ids == (0,)
+
+
+async def test_a_stream_cancelled_at_any_point_leaves_nothing(
+    producer: AsyncProducer, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    [attempt] = await submit(producer, mill, 1)
+    streams = [producer.stream(attempt.job_id) for _ in range(60)]
+    for num_turns, stream in enumerate(streams):
+        task = asyncio.ensure_future(anext(stream))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=10)
+        assert done and task.cancelled(), f"cancelled after {num_turns} turns of the loop"
+    # The streams are still there: another turn may be taken with each.
+    await wait_until_async(lambda: num_channels(redis_client) == 0)
+    attempt.finish(1)
+    assert [(await anext(stream)).ids for stream in streams] == [(0,)] * 60
+
+
+async def test_a_stream_that_is_dropped_stops_listening(
+    producer: AsyncProducer, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    [attempt] = await submit(producer, mill, 1)
+    stream = producer.stream(attempt.job_id)
+    attempt.say(1)
+    assert (await anext(stream)).ids == (0,)
+    waiting = asyncio.ensure_future(anext(stream))
+    await wait_until_async(lambda: num_channels(redis_client) == 1)
+    attempt.say(1)
+    assert (await waiting).ids == (1,)
+    del stream, waiting
+    await wait_until_async(lambda: num_channels(redis_client) == 0)
 
 
 async def test_a_cancelled_wait_inside_a_timeout_is_a_timeout(
@@ -141,17 +237,17 @@ async def test_a_second_reader_of_a_channel_is_confirmed_as_well(
 ) -> None:
     client = connect_async(redis_url)
     listener = AsyncListener(client)
-    first = await listener.listen("c")
+    first = listener.listen("c")
     assert await first.get(5) == Notice("c")
-    second = await listener.listen("c")
+    second = listener.listen("c")
     assert await second.get(5) == Notice("c")
     redis_client.publish("c", "x")
     assert await first.get(5) == await second.get(5) == Notice("c", b"x")
-    await listener.discard(first)
+    listener.discard(first)
     redis_client.publish("c", "y")
     assert await second.get(5) == Notice("c", b"y")
     assert await first.get(0) is None
-    await listener.discard(second)
+    listener.discard(second)
     await listener.close()
     await client.aclose()
 

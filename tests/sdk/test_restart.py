@@ -12,10 +12,12 @@ from support.fake_mill import FakeMill, text_of
 from support.twins import MakeTwin
 from support.valkey import require_server_binary
 from support.wait import wait_until
-from tidemill import BrokerUnavailable, Chunk
+from tidemill import BrokerUnavailable, Chunk, _async_listener
+from tidemill._async_listener import AsyncListener
+from tidemill._listener import LOST, Notice
 from tidemill.protocol.functions import ensure_library
 from tidemill.service.broker import EmbeddedBroker
-from tidemill.service.redis import connect
+from tidemill.service.redis import connect, connect_async
 
 
 @pytest.fixture
@@ -129,3 +131,21 @@ def test_an_accepted_job_whose_receipt_was_lost_is_found_by_its_key(
         again = producer.submit([1], idempotency_key="k")
         assert (again.id, again.is_new) == (first.id, False)
         assert mill.claim().job_id == first.id
+
+
+async def test_a_server_that_falls_silent_is_a_loss(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_async_listener, "_QUIET_SECONDS", 0.2)
+    client = connect_async(broker.url, timeout_seconds=1.0, retries=0)
+    listener = AsyncListener(client)
+    reader = listener.listen("c")
+    assert await reader.get(5) == Notice("c")
+    os.kill(broker.pid, signal.SIGSTOP)
+    assert await reader.get(5) == LOST
+    os.kill(broker.pid, signal.SIGCONT)
+    while (notice := await reader.get(5)) == LOST:
+        pass
+    assert notice == Notice("c")
+    await listener.close()
+    await client.aclose()

@@ -9,7 +9,15 @@ import redis
 from support.fake_mill import KEYS, Attempt, FakeMill, text_of
 from support.twins import Stream, Twin
 from support.wait import wait_until
-from tidemill import Chunk, InvalidRequest, JobCancelled, JobFailed, JobNotFinished, JobNotFound
+from tidemill import (
+    Chunk,
+    InvalidRequest,
+    JobCancelled,
+    JobFailed,
+    JobNotFinished,
+    JobNotFound,
+    Producer,
+)
 from tidemill.protocol.ids import new_job_id
 
 
@@ -281,3 +289,17 @@ def test_an_expired_log_of_a_cancelled_job_is_gone(
     redis_client.delete(KEYS.token_log(attempt.job_id))
     with pytest.raises(JobNotFound):
         list(producer.stream(attempt.job_id))
+
+
+def test_a_synchronous_stream_that_is_dropped_gives_its_connection_back(
+    redis_url: str, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    with Producer(redis_url) as producer:
+        producer.submit([1])
+        attempt = mill.claim()
+        stream = producer.stream(attempt.job_id, timeout=0.05)
+        with pytest.raises(JobNotFinished):
+            next(stream)
+        assert listeners(redis_client)
+        del stream
+        wait_until(lambda: not listeners(redis_client))
