@@ -5,6 +5,7 @@ from tidemill._async_listener import AsyncListener, Subscription
 from tidemill._await_result import ResultFollower
 from tidemill._follow import TokenFollower
 from tidemill._listener import pass_on, wait_seconds
+from tidemill._reads import naming
 
 
 class AsyncDriver:
@@ -22,7 +23,8 @@ class AsyncDriver:
         """Read if that is due, else wait for a message; ``JobNotFinished`` after ``deadline``."""
         follower = self._follower
         if follower.must_read:
-            follower.take_reply(await self._link.read(follower.next_read()))
+            with naming(follower.job_id):
+                follower.take_reply(await self._link.read(follower.next_read()))
             return
         if self._subscription is None:
             self._subscription = self._listener.listen(follower.channel)

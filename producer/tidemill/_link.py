@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from tidemill._patience import LibraryExists, LibraryMissing, Patience, broker_errors
 from tidemill._reads import Read
-from tidemill.protocol.errors import BrokerUnavailable, TidemillError
+from tidemill.protocol.errors import BrokerUnavailable, ProtocolError, TidemillError
 from tidemill.protocol.functions import LUA_SOURCE, Call, run, run_many
 from tidemill.service.redis import connect
 
@@ -34,12 +34,12 @@ class Link:
 
     def read(self, read: Read[R]) -> R:
         """Read once."""
-        return self.read_many([read])[0]
+        return read.parse(self.retry(lambda: self._send([read]))[0])
 
-    def read_many(self, reads: Sequence[Read[R]]) -> list[R]:
-        """Read many things in one round trip."""
+    def read_many(self, reads: Sequence[Read[R]]) -> list[R | ProtocolError]:
+        """Read many things in one round trip; an error takes the place of what is unreadable."""
         replies = self.retry(lambda: self._send(reads))
-        return [read.parse(reply) for read, reply in zip(reads, replies, strict=True)]
+        return [_parse(read, reply) for read, reply in zip(reads, replies, strict=True)]
 
     def close(self) -> None:
         """Close every connection."""
@@ -72,3 +72,10 @@ class Link:
         # Never in place of another one: this process may be the older of two.
         with suppress(LibraryExists), broker_errors():
             self.client.function_load(LUA_SOURCE)
+
+
+def _parse(read: Read[R], reply: list[Any]) -> R | ProtocolError:
+    try:
+        return read.parse(reply)
+    except ProtocolError as error:
+        return error

@@ -1,10 +1,12 @@
 """What the SDK reads from Redis, as values: commands and how to understand their replies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tidemill.protocol.codec import MAX_RESULT_BYTES, decode
+from tidemill.protocol.errors import MalformedMessage, ProtocolError
 from tidemill.protocol.functions import Field
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import JobResult, ModelCard, WorkerInfo
@@ -25,6 +27,15 @@ class Read(Generic[R]):
 
     commands: tuple[tuple[Field, ...], ...]
     parse: Callable[[list[Any]], R]
+
+
+@contextmanager
+def naming(job_id: str) -> Iterator[None]:
+    """Add the job's id to what is raised about unreadable bytes of it."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise type(error)(f"{job_id}: {error.message}", fix=error.fix) from error
 
 
 class LogEntry(NamedTuple):
@@ -170,7 +181,10 @@ def unexpired(now: int, members: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def _state(value: bytes | None) -> JobState | None:
-    return None if value is None else JobState(value.decode())
+    try:
+        return None if value is None else JobState(value.decode())
+    except ValueError as error:
+        raise MalformedMessage(f"st: {value!r} is not the state of a job") from error
 
 
 def _outcome(state: bytes | None, stored: bytes | None) -> Outcome:

@@ -7,8 +7,8 @@ from typing import Self
 from tidemill._await_result import ResultFollower
 from tidemill._link import Link
 from tidemill._listener import TICK_SECONDS, Listener, Notice, pass_on
-from tidemill._reads import LogPage, Outcome
-from tidemill.protocol.errors import JobError
+from tidemill._reads import LogPage, Outcome, naming
+from tidemill.protocol.errors import JobError, ProtocolError, TidemillError
 from tidemill.result import Result, outcome_of
 
 #: A wait without an end is cut into waits of so many seconds.
@@ -33,7 +33,7 @@ class ResultGroup:
     def __len__(self) -> int:
         return len(self._followers)
 
-    def wait(self, timeout: float) -> dict[str, Result | JobError]:
+    def wait(self, timeout: float) -> dict[str, Result | TidemillError]:
         """Return what finished, by job id; empty if nothing did within ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         while True:
@@ -60,8 +60,8 @@ class ResultGroup:
     ) -> None:
         self.close()
 
-    def _read(self) -> dict[str, Result | JobError]:
-        finished: dict[str, Result | JobError] = {}
+    def _read(self) -> dict[str, Result | TidemillError]:
+        finished: dict[str, Result | TidemillError] = {}
         while due := [f for f in self._followers.values() if f.must_read]:
             reads = [follower.next_read() for follower in due]
             for follower, reply in zip(due, self._link.read_many(reads), strict=True):
@@ -85,9 +85,14 @@ class ResultGroup:
         self._listener.discard(follower.channel)
 
 
-def _take_reply(follower: ResultFollower, reply: LogPage | Outcome) -> Result | JobError | None:
+def _take_reply(
+    follower: ResultFollower, reply: LogPage | Outcome | ProtocolError
+) -> Result | TidemillError | None:
     try:
-        follower.take_reply(reply)
-    except JobError as error:
+        with naming(follower.job_id):
+            if isinstance(reply, ProtocolError):
+                raise reply
+            follower.take_reply(reply)
+    except (JobError, ProtocolError) as error:
         return error
     return None if follower.result is None else outcome_of(follower.result)

@@ -139,7 +139,8 @@ class AsyncProducer:
         """Wait for a job's whole output.
 
         Raises ``JobFailed`` and ``JobCancelled``, which carry the partial result, ``JobNotFound``,
-        or ``JobNotFinished`` after ``timeout`` seconds.
+        ``JobNotFinished`` after ``timeout`` seconds, or ``ProtocolError`` if what was stored cannot
+        be read.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         follower = ResultFollower(job_id)

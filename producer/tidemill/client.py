@@ -16,7 +16,7 @@ from tidemill._request import JobOptions, JobSpec, Prompt, SamplingOptions, one_
 from tidemill._results import LONG_SECONDS, ResultGroup
 from tidemill._submitter import Submitter
 from tidemill._window import Window
-from tidemill.protocol.errors import BrokerError, JobError, JobNotFinished, TidemillError
+from tidemill.protocol.errors import BrokerError, JobNotFinished, TidemillError
 from tidemill.protocol.keys import keys_of
 from tidemill.protocol.messages import ModelCard, SamplingParams
 from tidemill.protocol.states import JobState
@@ -138,7 +138,8 @@ class Producer:
         """Wait for a job's whole output.
 
         Raises ``JobFailed`` and ``JobCancelled``, which carry the partial result, ``JobNotFound``,
-        or ``JobNotFinished`` after ``timeout`` seconds.
+        ``JobNotFinished`` after ``timeout`` seconds, or ``ProtocolError`` if what was stored cannot
+        be read.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with ResultGroup(self._link) as group:
@@ -147,7 +148,7 @@ class Producer:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise JobNotFinished(f"{job_id} is not finished yet", job_id=job_id)
         outcome = finished[job_id]
-        if isinstance(outcome, JobError):
+        if isinstance(outcome, TidemillError):
             raise outcome
         return outcome
 

@@ -8,6 +8,7 @@ from typing import Self
 from tidemill._follow import Chunk, TokenFollower
 from tidemill._link import Link
 from tidemill._listener import Listener, pass_on, wait_seconds
+from tidemill._reads import naming
 from tidemill.protocol.messages import JobEnd
 from tidemill.result import failure_of
 
@@ -78,7 +79,8 @@ class TokenStream(Iterator[Chunk]):
     def _advance(self, deadline: float | None) -> None:
         follower = self._follower
         if follower.must_read:
-            follower.take_reply(self._link.read(follower.next_read()))
+            with naming(self.job_id):
+                follower.take_reply(self._link.read(follower.next_read()))
             return
         self._listener.add(follower.channel)
         pass_on(self._listener.get(wait_seconds(self.job_id, deadline)), follower)

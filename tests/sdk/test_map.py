@@ -20,6 +20,8 @@ from tidemill import (
     UnknownModel,
 )
 from tidemill._window import REORDER_FACTOR, Window
+from tidemill.protocol.codec import MAX_RESULT_BYTES
+from tidemill.protocol.errors import MalformedMessage, ProtocolError, UnsupportedVersion
 from tidemill.service.redis import connect
 
 
@@ -299,3 +301,34 @@ def test_a_window_bounds_what_is_started_and_what_is_held() -> None:
     window.finish(0, "0")
     assert len(window.pop()) == 2 * REORDER_FACTOR
     assert (window.num_in_flight, window.has_room, window.is_empty) == (0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("stored", "error"),
+    [
+        (b"\x01\xc1", MalformedMessage),
+        (b"\x02\x80", UnsupportedVersion),
+        (b"\x01" + bytes(MAX_RESULT_BYTES + 1), MalformedMessage),
+    ],
+    ids=["not msgpack", "of a later version", "too large"],
+)
+def test_an_unreadable_result_is_the_error_of_its_job_alone(
+    producer: Twin,
+    redis_client: redis.Redis,
+    redis_url: str,
+    stored: bytes,
+    error: type[ProtocolError],
+) -> None:
+    # Finished before the map runs, so that all are read at once.
+    with serving(redis_url, by_prompt):
+        jobs = [producer.submit(prompt, idempotency_key=str(prompt)) for prompt in prompts(3)]
+        for job in jobs:
+            producer.result(job.id)
+    redis_client.hset(KEYS.job(jobs[1].id), "res", stored)
+    specs = [JobSpec(prompt, idempotency_key=str(prompt), stream=True) for prompt in prompts(3)]
+    outcomes = list(producer.map(specs, return_exceptions=True))
+    assert [len(outcomes[index].token_ids) for index in (0, 2)] == [3, 5]
+    assert isinstance(outcomes[1], error)
+    assert jobs[1].id in str(outcomes[1])
+    with pytest.raises(error, match=jobs[1].id):
+        producer.result(jobs[1].id)

@@ -26,6 +26,7 @@ from tidemill import (
     _cancel,
 )
 from tidemill.protocol import calls
+from tidemill.protocol.errors import MalformedMessage
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id
 
@@ -247,3 +248,16 @@ def test_a_handle_does_what_its_producer_does(producer: Twin, mill: FakeMill) ->
     assert isinstance(job, Job | AsyncJob)
     methods = {name for name in dir(job) if not name.startswith("_")}
     assert methods >= {"id", "is_new", "stream", "result", "cancel", "status"}
+
+
+def test_a_job_in_an_unknown_state_is_told_as_such(
+    producer: Twin, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    job_id = producer.submit([1]).id
+    key = KEYS.job(job_id)
+    before = redis_client.hget(key, "st")
+    redis_client.hset(key, "st", b"dreaming")
+    with pytest.raises(MalformedMessage, match=f"{job_id}: .*dreaming"):
+        producer.result(job_id)
+    redis_client.hset(key, "st", before)
+    mill.claim()
