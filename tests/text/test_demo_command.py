@@ -1,6 +1,5 @@
 """The command that prepares the demo model, and its caller: interrupted, and failing."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.processes import heed_interrupts
 from support.wait import wait_until
 from tidemill.cli.model import find_model
 from tidemill.protocol.errors import ModelNotFound
@@ -61,6 +61,7 @@ def start_caller(directory: Path, kind: str) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     wait_until(
         lambda: list((directory / "cache").glob(_PATTERN[kind])), timeout=60, what="a part is there"
@@ -69,15 +70,9 @@ def start_caller(directory: Path, kind: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.parametrize("kind", ["conversion", "download"])
-@pytest.mark.parametrize("is_terminal", [True, False], ids=["terminal", "caller-alone"])
-def test_an_interrupt_leaves_nothing_half_made(
-    tmp_path: Path, kind: str, is_terminal: bool
-) -> None:
+def test_an_interrupt_leaves_nothing_half_made(tmp_path: Path, kind: str) -> None:
     caller = start_caller(tmp_path, kind)
-    if is_terminal:
-        os.killpg(caller.pid, signal.SIGINT)
-    else:
-        caller.send_signal(signal.SIGINT)
+    caller.send_signal(signal.SIGINT)
     output, complaint = caller.communicate(timeout=60)
     left = [path.name for path in (tmp_path / "cache").rglob("*") if path.suffix != ".lock"]
     assert left in ([], ["models"], ["models", "wheels"], ["wheels", "models"])
