@@ -162,7 +162,7 @@ def choose_model(names: Sequence[str]) -> str:
 
 def unknown_model(name: str, names: Sequence[str]) -> UnknownModel:
     """Return the error for a model without a card, given the names of those that have one."""
-    served = f"Served now: {', '.join(names)}." if names else "Start workers with `tidemill up`."
+    served = f"Known models: {', '.join(names)}." if names else "Start workers with `tidemill up`."
     return UnknownModel(f"model: no worker serves {name[:256]!r}", field="model", fix=served)
 
 
