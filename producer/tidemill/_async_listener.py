@@ -158,9 +158,9 @@ class AsyncListener:
             new, old = wanted - self._subscribed, (changed - wanted) & self._subscribed
             self._subscribed = (self._subscribed | new) - old
             if new:
-                await connection.send_command("SUBSCRIBE", *new, check_health=False)
+                await connection.send_command("SSUBSCRIBE", *new, check_health=False)
             if old:
-                await connection.send_command("UNSUBSCRIBE", *old, check_health=False)
+                await connection.send_command("SUNSUBSCRIBE", *old, check_health=False)
 
     async def _pass_on(self, connection: AbstractConnection) -> bool:
         """Pass notices on until a reader comes or goes or none came for a while.
@@ -191,8 +191,8 @@ class AsyncListener:
 
 def _notice_of(response: Any) -> Notice | None:
     match response:
-        case [b"message", bytes(channel), bytes(data)]:
+        case [b"smessage", bytes(channel), bytes(data)]:
             return Notice(channel.decode(), data)
-        case [b"subscribe", bytes(channel), _]:
+        case [b"ssubscribe", bytes(channel), _]:
             return Notice(channel.decode())
     return None

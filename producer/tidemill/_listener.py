@@ -55,9 +55,9 @@ def read_notice(message: dict[str, Any] | None) -> Notice | None:
     A confirmation of a subscription, the first or one after a reconnect, counts as a hint: what
     was published before it was not received.
     """
-    if message is None or message["type"] not in ("message", "subscribe"):
+    if message is None or message["type"] not in ("smessage", "ssubscribe"):
         return None
-    data = message["data"] if message["type"] == "message" else None
+    data = message["data"] if message["type"] == "smessage" else None
     return Notice(message["channel"].decode(), data)
 
 
@@ -83,13 +83,13 @@ class Listener:
         """Listen to ``channel`` too; its first notice is the confirmation."""
         if channel not in self._channels:
             self._channels.add(channel)
-            self._tell("subscribe", channel)
+            self._tell("ssubscribe", channel)
 
     def discard(self, channel: str) -> None:
         """Listen to ``channel`` no longer."""
         if channel in self._channels:
             self._channels.discard(channel)
-            self._tell("unsubscribe", channel)
+            self._tell("sunsubscribe", channel)
 
     def get(self, timeout: float) -> Notice | None:
         """Return the next notice, or None if there is none for ``timeout`` seconds."""
@@ -132,7 +132,7 @@ class Listener:
     def _open(self) -> PubSub:
         pubsub: PubSub = self._client.pubsub()  # type: ignore[no-untyped-call]
         self._pubsub = pubsub
-        pubsub.subscribe(*self._channels)
+        pubsub.ssubscribe(*self._channels)
         return pubsub
 
     def _tell(self, action: str, channel: str) -> None:

@@ -90,7 +90,7 @@ class Term:
 
     async def _listen(self) -> None:
         async with self._client.pubsub() as pubsub:
-            await pubsub.subscribe(self._keys.bell)
+            await pubsub.ssubscribe(self._keys.bell)
             while True:
                 message = await pubsub.get_message(
                     ignore_subscribe_messages=True, timeout=_TICK_SECONDS

@@ -160,7 +160,7 @@ def test_malformed_workers_and_statuses_do_not_stop_the_daemon(
     redis_client.expire(KEYS.worker_info("wkr_impostor"), 60)
     far = 10**15
     redis_client.zadd(KEYS.workers, {b"\xff": far, "wkr_none": far, "wkr_impostor": far})
-    redis_client.publish(KEYS.bell, b"\xff")
+    redis_client.spublish(KEYS.bell, b"\xff")
     wait_until(lambda: "status of worker" in leader.log, LIVENESS_SECONDS)
     wait_until(lambda: "worker wkr_impostor cannot be used" in leader.log, LIVENESS_SECONDS)
 

@@ -25,7 +25,7 @@ def num_subscribed(client: redis.Redis) -> int:
 
 
 def num_channels(client: redis.Redis) -> int:
-    return len(client.pubsub_channels(KEYS.token_channel("job_*")))
+    return len(client.pubsub_shardchannels(KEYS.token_channel("job_*")))
 
 
 def num_pings(client: redis.Redis) -> int:
@@ -94,8 +94,8 @@ async def test_no_reader_meets_an_error_of_the_connection_that_all_share(
     await asyncio.gather(*readers)
     assert num_losses
     reader = listener.listen("c0")
-    await wait_until_async(lambda: redis_client.publish("c0", "x") == 1)
-    await wait_until_async(lambda: redis_client.pubsub_channels("c*") == [b"c0"])
+    await wait_until_async(lambda: redis_client.spublish("c0", "x") == 1)
+    await wait_until_async(lambda: redis_client.pubsub_shardchannels("c*") == [b"c0"])
     while await reader.get(5) != Notice("c0", b"x"):
         pass
     await listener.close()
@@ -241,10 +241,10 @@ async def test_a_second_reader_of_a_channel_is_confirmed_as_well(
     assert await first.get(5) == Notice("c")
     second = listener.listen("c")
     assert await second.get(5) == Notice("c")
-    redis_client.publish("c", "x")
+    redis_client.spublish("c", "x")
     assert await first.get(5) == await second.get(5) == Notice("c", b"x")
     listener.discard(first)
-    redis_client.publish("c", "y")
+    redis_client.spublish("c", "y")
     assert await second.get(5) == Notice("c", b"y")
     assert await first.get(0) is None
     listener.discard(second)

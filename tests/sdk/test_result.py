@@ -54,7 +54,7 @@ class Outcome:
 
 def wait_for_subscriber(client: redis.Redis, job_id: str) -> None:
     channel = KEYS.token_channel(job_id)
-    wait_until(lambda: client.pubsub_numsub(channel)[0][1] > 0, what="a subscriber")
+    wait_until(lambda: client.pubsub_shardnumsub(channel)[0][1] > 0, what="a subscriber")
 
 
 def num_looks(client: redis.Redis) -> int:
@@ -114,7 +114,7 @@ def test_the_end_is_noticed_although_its_message_was_lost(
         # In one transaction, so that nobody is subscribed when the message goes out.
         for client in redis_client.client_list(_type="pubsub"):
             pipe.client_kill_filter(_id=client["id"])
-        pipe.publish(KEYS.token_channel(job_id), "junk")
+        pipe.spublish(KEYS.token_channel(job_id), "junk")
         pipe.execute()
     attempt.finish(1)
     assert outcome.wait().token_ids == (0,)

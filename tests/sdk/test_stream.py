@@ -56,7 +56,7 @@ def kill_listeners(client: redis.Redis) -> None:
 
 def wait_for_subscriber(client: redis.Redis, job_id: str) -> None:
     channel = KEYS.token_channel(job_id)
-    wait_until(lambda: client.pubsub_numsub(channel)[0][1] > 0, what="a subscriber")
+    wait_until(lambda: client.pubsub_shardnumsub(channel)[0][1] > 0, what="a subscriber")
 
 
 class Reader:

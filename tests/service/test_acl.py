@@ -160,7 +160,7 @@ _EVERYBODY = [
     ("FUNCTION", "FLUSH"),
     ("RENAME", JOB, "tm:{00}:j:x"),
     ("GET", "somebody:else"),
-    ("PUBLISH", "somebody:else", "x"),
+    ("SPUBLISH", "somebody:else", "x"),
 ]
 _WRITES = [
     ("HSET", JOB, "st", "done"),
@@ -169,7 +169,7 @@ _WRITES = [
     ("ZADD", KEYS.running, "1", "a"),
     ("SET", KEYS.leader, "a"),
     ("HINCRBY", KEYS.counters, "q:a", "1"),
-    ("PUBLISH", KEYS.bell, "x"),
+    ("SPUBLISH", KEYS.bell, "x"),
     ("PEXPIRE", JOB, "1"),
     ("FCALL", "tm1_cancel", "1", JOB),
     ("FCALL", "tm1_submit", "1", JOB),
@@ -213,7 +213,7 @@ FORBIDDEN: dict[str, list[tuple[str, ...]]] = {
         ("XDEL", KEYS.ingress("p1:a"), "1-1"),
         ("DEL", JOB),
         ("HSET", KEYS.salts, "a", "b"),
-        ("SUBSCRIBE", KEYS.bell),
+        ("SSUBSCRIBE", KEYS.bell),
     ],
     "scheduler": [
         *_calls("submit", "salt", "append", "finish", "beat", "register", "release"),
@@ -228,12 +228,12 @@ FORBIDDEN: dict[str, list[tuple[str, ...]]] = {
     "reader": [
         *_calls("dispatch", "append", "finish", "beat", "reap", "retire", "lead", "register"),
         *(_EVERYBODY + _WRITES + _LOADS + _CONFIG),
-        ("SUBSCRIBE", KEYS.bell),
+        ("SSUBSCRIBE", KEYS.bell),
     ],
     "deploy": [
         *_calls("dispatch", "append", "finish", "beat", "reap", "retire", "lead", "register"),
         *(_EVERYBODY + _WRITES),
-        ("SUBSCRIBE", KEYS.token_channel("j")),
+        ("SSUBSCRIBE", KEYS.token_channel("j")),
     ],
 }
 

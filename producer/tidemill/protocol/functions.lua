@@ -32,7 +32,7 @@ local function point(input, act, job, id, queue, bell)
     'j', id, 'h', v[1], 'c', v[2], 'm', v[3], 'a', v[4], 'p', v[5])
   redis.call('HSET', job, 'st', 'queued', 'eid', entry)
   redis.call('ZADD', act, 'NX', now(), queue)
-  redis.call('PUBLISH', bell, queue)
+  redis.call('SPUBLISH', bell, queue)
 end
 
 -- Seals the token log, so that no later write to it can succeed, and starts every TTL.
@@ -45,7 +45,7 @@ local function seal(job, out, idem, n, state, start, chunk, ending, chan, log_tt
   redis.call('PEXPIRE', out, log_ttl)
   redis.call('PEXPIRE', job, job_ttl)
   redis.call('PEXPIRE', idem, job_ttl)
-  redis.call('PUBLISH', chan, id .. ' ')
+  redis.call('SPUBLISH', chan, id .. ' ')
 end
 
 -- KEYS job in act idem cnt salt
@@ -116,7 +116,7 @@ local function append_one(job, out, fence, start, finish, chunk, chan)
   redis.call('XADD', out, id, 's', start, 'd', chunk)
   redis.call('HSET', job, 'n', finish, 'cr', 0)
   redis.call('HSETNX', job, 'tf', now())
-  redis.call('PUBLISH', chan, id .. ' ' .. chunk)
+  redis.call('SPUBLISH', chan, id .. ' ' .. chunk)
   return 1
 end
 
