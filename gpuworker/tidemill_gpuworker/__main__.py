@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(config: WorkerConfig) -> bool:
-    with connect(config.redis_url) as client:
+    with connect(config.redis_url, shard=config.service.shard) as client:
         # A model takes long to load; a wrong address need not.
         check_server(client)
     # Imported here: torch takes seconds, which a wrong flag or --help need not wait for.

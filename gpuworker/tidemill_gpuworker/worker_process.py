@@ -133,6 +133,7 @@ class WorkerProcess:
         # One repetition on a new connection; after that the threads have delays of their own.
         return connect(
             self._config.redis_url,
+            shard=self._config.shard,
             client_name=client_name,
             timeout_seconds=self._config.reply_seconds,
             retries=1,

@@ -1,7 +1,7 @@
 """Feeds a follower from the log and the channel of its job, on an event loop."""
 
 from tidemill._async_link import AsyncLink
-from tidemill._async_listener import AsyncListener, Subscription
+from tidemill._async_listener import Subscription
 from tidemill._await_result import ResultFollower
 from tidemill._follow import TokenFollower
 from tidemill._listener import pass_on, wait_seconds
@@ -11,11 +11,8 @@ from tidemill._reads import naming
 class AsyncDriver:
     """Does the I/O of one follower; to be closed by the task that uses it."""
 
-    def __init__(
-        self, link: AsyncLink, listener: AsyncListener, follower: TokenFollower | ResultFollower
-    ) -> None:
+    def __init__(self, link: AsyncLink, follower: TokenFollower | ResultFollower) -> None:
         self._link = link
-        self._listener = listener
         self._follower = follower
         self._subscription: Subscription | None = None
 
@@ -27,7 +24,7 @@ class AsyncDriver:
                 follower.take_reply(await self._link.read(follower.next_read()))
             return
         if self._subscription is None:
-            self._subscription = self._listener.listen(follower.channel)
+            self._subscription = self._link.listener.listen(follower.channel)
         notice = await self._subscription.get(wait_seconds(follower.job_id, deadline))
         pass_on(notice, follower)
 
@@ -35,4 +32,4 @@ class AsyncDriver:
         """Stop listening; to advance again starts it again."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
-            self._listener.discard(subscription)
+            self._link.listener.discard(subscription)

@@ -5,11 +5,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from tidemill._async_listener import AsyncListener
 from tidemill._cancellation import heeding_cancellation
+from tidemill._endpoint import Endpoint
 from tidemill._patience import LibraryExists, LibraryMissing, Patience, broker_errors
 from tidemill._reads import Read
 from tidemill.protocol.errors import BrokerUnavailable, TidemillError
 from tidemill.protocol.functions import LUA_SOURCE, Call, run_async, run_many_async
+from tidemill.protocol.ids import shard_of
+from tidemill.service.broker_url import is_cluster
 from tidemill.service.redis import connect_async
 
 R = TypeVar("R")
@@ -18,12 +22,14 @@ R = TypeVar("R")
 class AsyncLink:
     """Sends calls and reads, again while the broker is away; all of them are idempotent.
 
-    Raises ``BrokerUnavailable`` after ``timeout`` seconds.
+    Raises ``BrokerUnavailable`` after ``timeout`` seconds.  ``listener`` hears the channels of the
+    shard.
     """
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, shard: str, timeout: float) -> None:
         self._timeout = timeout
-        self.client = connect_async(url, timeout_seconds=timeout, retries=0)
+        self.client = connect_async(url, shard=shard, timeout_seconds=timeout, retries=0)
+        self.listener = AsyncListener(self.client)
 
     async def call(self, call: Call[R]) -> R:
         """Run one function."""
@@ -39,6 +45,7 @@ class AsyncLink:
 
     async def close(self) -> None:
         """Close every connection."""
+        await self.listener.close()
         await self.client.aclose()
 
     async def _send(self, read: Read[Any]) -> list[Any]:
@@ -70,3 +77,28 @@ class AsyncLink:
         # Never in place of another one: this process may be the older of two.
         with suppress(LibraryExists), broker_errors():
             await self.client.function_load(LUA_SOURCE)
+
+
+class AsyncLinks:
+    """The asynchronous twin of ``Links``."""
+
+    def __init__(self, endpoint: Endpoint, timeout: float) -> None:
+        self._endpoint = endpoint
+        self._timeout = timeout
+        self._others: dict[str, AsyncLink] = {}
+        #: The link to the shard of the tenant.
+        self.home = AsyncLink(endpoint.url, endpoint.keys.shard, timeout)
+
+    def of(self, job_id: str) -> AsyncLink:
+        """Return the link to the shard that ``job_id`` names; raises ``InvalidRequest``."""
+        shard, endpoint = shard_of(job_id), self._endpoint
+        if shard == endpoint.keys.shard or not is_cluster(endpoint.url):
+            return self.home
+        if shard not in self._others:
+            self._others[shard] = AsyncLink(endpoint.url, shard, self._timeout)
+        return self._others[shard]
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for link in (self.home, *self._others.values()):
+            await link.close()

@@ -2,7 +2,7 @@
 
 import asyncio
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -59,6 +59,8 @@ class AsyncListener:
         self._pool = client.connection_pool
         self._readers: dict[str, weakref.WeakSet[Subscription]] = {}
         self._subscribed: set[str] = set()
+        #: Unsubscriptions that the server has not confirmed.
+        self._leaving: Counter[str] = Counter()
         #: Channels whose readers may have changed.
         self._changed: set[str] = set()
         self._reading: asyncio.Timeout | None = None
@@ -132,6 +134,7 @@ class AsyncListener:
             yield connection
         finally:
             self._subscribed.clear()
+            self._leaving.clear()
             await connection.disconnect(nowait=True)
             await self._pool.release(connection)
 
@@ -160,6 +163,7 @@ class AsyncListener:
             if new:
                 await connection.send_command("SSUBSCRIBE", *new, check_health=False)
             if old:
+                self._leaving.update(old)
                 await connection.send_command("SUNSUBSCRIBE", *old, check_health=False)
 
     async def _pass_on(self, connection: AbstractConnection) -> bool:
@@ -183,10 +187,19 @@ class AsyncListener:
             self._reading = None
 
     def _take(self, response: Any) -> None:
+        match response:
+            case [b"sunsubscribe", bytes(channel), _]:
+                self._check_farewell(channel.decode())
         notice = _notice_of(response)
         if notice is not None:
             for reader in self._readers.get(notice.channel, ()):
                 reader.put(notice)
+
+    def _check_farewell(self, channel: str) -> None:
+        if not self._leaving[channel]:
+            # The channel's slot has moved: the messages are now on another server.
+            raise redis.ConnectionError(f"the server has dropped the channel {channel}")
+        self._leaving[channel] -= 1
 
 
 def _notice_of(response: Any) -> Notice | None:

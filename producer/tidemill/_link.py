@@ -1,14 +1,18 @@
 """The synchronous connection to the broker: calls and reads that outlast its short absences."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from tidemill._endpoint import Endpoint
 from tidemill._patience import LibraryExists, LibraryMissing, Patience, broker_errors
 from tidemill._reads import Read
 from tidemill.protocol.errors import BrokerUnavailable, ProtocolError, TidemillError
 from tidemill.protocol.functions import LUA_SOURCE, Call, run, run_many
+from tidemill.protocol.ids import shard_of
+from tidemill.service.broker_url import is_cluster
 from tidemill.service.redis import connect
 
 R = TypeVar("R")
@@ -20,9 +24,9 @@ class Link:
     Safe to use from several threads.  Raises ``BrokerUnavailable`` after ``timeout`` seconds.
     """
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, shard: str, timeout: float) -> None:
         self._timeout = timeout
-        self.client = connect(url, timeout_seconds=timeout, retries=0)
+        self.client = connect(url, shard=shard, timeout_seconds=timeout, retries=0)
 
     def call(self, call: Call[R]) -> R:
         """Run one function."""
@@ -72,6 +76,33 @@ class Link:
         # Never in place of another one: this process may be the older of two.
         with suppress(LibraryExists), broker_errors():
             self.client.function_load(LUA_SOURCE)
+
+
+class Links:
+    """One link to each shard in use, made when it is needed; one for all but on a cluster."""
+
+    def __init__(self, endpoint: Endpoint, timeout: float) -> None:
+        self._endpoint = endpoint
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._others: dict[str, Link] = {}
+        #: The link to the shard of the tenant.
+        self.home = Link(endpoint.url, endpoint.keys.shard, timeout)
+
+    def of(self, job_id: str) -> Link:
+        """Return the link to the shard that ``job_id`` names; raises ``InvalidRequest``."""
+        shard, endpoint = shard_of(job_id), self._endpoint
+        if shard == endpoint.keys.shard or not is_cluster(endpoint.url):
+            return self.home
+        with self._lock:
+            if shard not in self._others:
+                self._others[shard] = Link(endpoint.url, shard, self._timeout)
+            return self._others[shard]
+
+    def close(self) -> None:
+        """Close every connection."""
+        for link in (self.home, *self._others.values()):
+            link.close()
 
 
 def _parse(read: Read[R], reply: list[Any]) -> R | ProtocolError:

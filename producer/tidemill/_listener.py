@@ -1,6 +1,7 @@
 """Pub/sub for one reader, kept alive: it may lose messages, but never without saying so."""
 
 import time
+from collections import Counter
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -78,6 +79,8 @@ class Listener:
         self._client = client
         self._channels: set[str] = set()
         self._pubsub: PubSub | None = None
+        #: Unsubscriptions that the server has not confirmed.
+        self._leaving: Counter[str] = Counter()
 
     def add(self, channel: str) -> None:
         """Listen to ``channel`` too; its first notice is the confirmation."""
@@ -89,6 +92,8 @@ class Listener:
         """Listen to ``channel`` no longer."""
         if channel in self._channels:
             self._channels.discard(channel)
+            if self._pubsub is not None:
+                self._leaving[channel] += 1
             self._tell("sunsubscribe", channel)
 
     def get(self, timeout: float) -> Notice | None:
@@ -102,6 +107,7 @@ class Listener:
             while True:
                 left = max(0.0, deadline - time.monotonic())
                 message = pubsub.get_message(timeout=left)
+                self._check_farewell(message)
                 notice = read_notice(message)
                 if notice is not None or (message is None and not left):
                     return notice
@@ -115,6 +121,7 @@ class Listener:
     def close(self) -> None:
         """Give the connection back; the next ``get`` opens another one."""
         pubsub, self._pubsub = self._pubsub, None
+        self._leaving.clear()
         if pubsub is not None:
             pubsub.close()
 
@@ -134,6 +141,15 @@ class Listener:
         self._pubsub = pubsub
         pubsub.ssubscribe(*self._channels)
         return pubsub
+
+    def _check_farewell(self, message: dict[str, Any] | None) -> None:
+        if message is None or message["type"] != "sunsubscribe":
+            return
+        channel = message["channel"].decode()
+        if not self._leaving[channel]:
+            # The channel's slot has moved: the messages are now on another server.
+            raise redis.ConnectionError(f"the server has dropped the channel {channel}")
+        self._leaving[channel] -= 1
 
     def _tell(self, action: str, channel: str) -> None:
         if self._pubsub is None:

@@ -9,8 +9,7 @@ from typing import Literal, Self, Unpack, overload
 
 from tidemill._async_bulk import AsyncBulk, Items
 from tidemill._async_driver import AsyncDriver
-from tidemill._async_link import AsyncLink
-from tidemill._async_listener import AsyncListener
+from tidemill._async_link import AsyncLinks
 from tidemill._async_submitter import AsyncSubmitter
 from tidemill._await_result import ResultFollower
 from tidemill._cancel import cancel_call, final_state
@@ -54,7 +53,7 @@ class AsyncJob:
 
 
 class AsyncProducer:
-    """Submits jobs for one tenant and follows them, all on one subscribed connection.
+    """Submits jobs for one tenant and follows them, on one subscribed connection a shard.
 
     ``url`` defaults to ``TIDEMILL_REDIS_URL``, then to the embedded server's address.  Every call
     raises ``BrokerUnavailable`` if the broker stays away for ``timeout`` seconds.
@@ -70,9 +69,8 @@ class AsyncProducer:
     ) -> None:
         endpoint = find_endpoint(url, tenant, shard)
         self._keys = endpoint.keys
-        self._link = AsyncLink(endpoint.url, timeout)
-        self._listener = AsyncListener(self._link.client)
-        self._submitter = AsyncSubmitter(self._link, endpoint)
+        self._links = AsyncLinks(endpoint, timeout)
+        self._submitter = AsyncSubmitter(self._links.home, endpoint)
 
     async def submit(
         self,
@@ -133,7 +131,7 @@ class AsyncProducer:
         self, job_id: str, *, after: str | int = 0, timeout: float | None = None
     ) -> AsyncTokenStream:
         """Iterate over a job's output, from the start or ``after`` an event id or token count."""
-        return AsyncTokenStream(self._link, self._listener, job_id, after=after, timeout=timeout)
+        return AsyncTokenStream(self._links.of(job_id), job_id, after=after, timeout=timeout)
 
     async def result(self, job_id: str, timeout: float | None = None) -> Result:
         """Wait for a job's whole output.
@@ -144,7 +142,7 @@ class AsyncProducer:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         follower = ResultFollower(job_id)
-        driver = AsyncDriver(self._link, self._listener, follower)
+        driver = AsyncDriver(self._links.of(job_id), follower)
         try:
             while follower.result is None:
                 await driver.advance(deadline)
@@ -160,9 +158,10 @@ class AsyncProducer:
 
         What it produced so far is kept.  Raises ``JobNotFound``.
         """
+        link = self._links.of(job_id)
         while True:
-            where = await self._link.read(location(keys_of(job_id), job_id))
-            state = final_state(job_id, await self._link.call(cancel_call(job_id, where)))
+            where = await link.read(location(keys_of(job_id), job_id))
+            state = final_state(job_id, await link.call(cancel_call(job_id, where)))
             if state is not None:
                 return state
 
@@ -229,7 +228,7 @@ class AsyncProducer:
 
     async def job_status(self, job_id: str) -> JobStatus:
         """Look at a job once; raises ``JobNotFound``."""
-        found = await self._link.read(job_status(keys_of(job_id), job_id))
+        found = await self._links.of(job_id).read(job_status(keys_of(job_id), job_id))
         if found is None:
             raise not_found(job_id)
         return found
@@ -240,14 +239,12 @@ class AsyncProducer:
 
     async def status(self) -> Status:
         """Look at the shard: queues, workers, models."""
-        return await self._link.read(
-            details(self._keys, await self._link.read(overview(self._keys)))
-        )
+        link = self._links.home
+        return await link.read(details(self._keys, await link.read(overview(self._keys))))
 
     async def close(self) -> None:
         """Close the connections; jobs go on."""
-        await self._listener.close()
-        await self._link.close()
+        await self._links.close()
 
     async def __aenter__(self) -> Self:
         return self

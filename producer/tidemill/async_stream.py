@@ -7,7 +7,6 @@ from typing import Self
 
 from tidemill._async_driver import AsyncDriver
 from tidemill._async_link import AsyncLink
-from tidemill._async_listener import AsyncListener
 from tidemill._follow import Chunk, TokenFollower
 from tidemill.protocol.messages import JobEnd
 from tidemill.result import failure_of
@@ -16,21 +15,20 @@ from tidemill.result import failure_of
 class AsyncTokenStream(AsyncIterator[Chunk]):
     """Iterates over the chunks of one job's output; ends, raises and resumes as its twin does.
 
-    All streams of a client share one connection.  To leave one early, close it or use it as a
+    All streams of a shard share one connection.  To leave one early, close it or use it as a
     context manager.  Belongs to one task.
     """
 
     def __init__(
         self,
         link: AsyncLink,
-        listener: AsyncListener,
         job_id: str,
         *,
         after: str | int = 0,
         timeout: float | None = None,
     ) -> None:
         self._follower = TokenFollower(job_id, after)
-        self._driver = AsyncDriver(link, listener, self._follower)
+        self._driver = AsyncDriver(link, self._follower)
         self._timeout = timeout
         self._taken = self._follower.position
 

@@ -9,7 +9,7 @@ from typing import Literal, Self, Unpack, overload
 from tidemill._bulk import Bulk
 from tidemill._cancel import cancel_call, final_state
 from tidemill._endpoint import find_endpoint
-from tidemill._link import Link
+from tidemill._link import Links
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
 from tidemill._reads import JobStatus, job_status, location
 from tidemill._request import JobOptions, JobSpec, Prompt, SamplingOptions, one_key_for_many
@@ -70,8 +70,8 @@ class Producer:
     ) -> None:
         endpoint = find_endpoint(url, tenant, shard)
         self._keys = endpoint.keys
-        self._link = Link(endpoint.url, timeout)
-        self._submitter = Submitter(self._link, endpoint)
+        self._links = Links(endpoint, timeout)
+        self._submitter = Submitter(self._links.home, endpoint)
 
     def submit(
         self,
@@ -132,7 +132,7 @@ class Producer:
         self, job_id: str, *, after: str | int = 0, timeout: float | None = None
     ) -> TokenStream:
         """Iterate over a job's output, from the start or ``after`` an event id or token count."""
-        return TokenStream(self._link, job_id, after=after, timeout=timeout)
+        return TokenStream(self._links.of(job_id), job_id, after=after, timeout=timeout)
 
     def result(self, job_id: str, timeout: float | None = None) -> Result:
         """Wait for a job's whole output.
@@ -142,7 +142,7 @@ class Producer:
         be read.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with ResultGroup(self._link) as group:
+        with ResultGroup(self._links.of(job_id)) as group:
             group.add(job_id)
             while not (finished := group.wait(_left(deadline))):
                 if deadline is not None and time.monotonic() >= deadline:
@@ -157,9 +157,10 @@ class Producer:
 
         What it produced so far is kept.  Raises ``JobNotFound``.
         """
+        link = self._links.of(job_id)
         while True:
-            where = self._link.read(location(keys_of(job_id), job_id))
-            state = final_state(job_id, self._link.call(cancel_call(job_id, where)))
+            where = link.read(location(keys_of(job_id), job_id))
+            state = final_state(job_id, link.call(cancel_call(job_id, where)))
             if state is not None:
                 return state
 
@@ -204,7 +205,7 @@ class Producer:
         if options.get("idempotency_key") is not None:
             raise one_key_for_many()
         window: Window[Result | TidemillError] = Window(max_in_flight, ordered=ordered)
-        bulk = Bulk(self._link, self._submitter, items, {"stream": False, **options}, window)
+        bulk = Bulk(self._links.home, self._submitter, items, {"stream": False, **options}, window)
         return self._run(bulk, return_exceptions)
 
     def _run(self, bulk: Bulk, return_exceptions: bool) -> Iterator[Result | TidemillError]:
@@ -222,7 +223,7 @@ class Producer:
 
     def job_status(self, job_id: str) -> JobStatus:
         """Look at a job once; raises ``JobNotFound``."""
-        found = self._link.read(job_status(keys_of(job_id), job_id))
+        found = self._links.of(job_id).read(job_status(keys_of(job_id), job_id))
         if found is None:
             raise not_found(job_id)
         return found
@@ -233,11 +234,12 @@ class Producer:
 
     def status(self) -> Status:
         """Look at the shard: queues, workers, models."""
-        return self._link.read(details(self._keys, self._link.read(overview(self._keys))))
+        link = self._links.home
+        return link.read(details(self._keys, link.read(overview(self._keys))))
 
     def close(self) -> None:
         """Close the connections; jobs go on."""
-        self._link.close()
+        self._links.close()
 
     def __enter__(self) -> Self:
         return self

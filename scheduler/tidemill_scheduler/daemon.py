@@ -107,6 +107,7 @@ class Daemon:
         # lease has cost us the lead anyway.
         client = connect_async(
             self._config.redis_url,
+            shard=self._config.shard,
             client_name="tidemill-scheduler",
             timeout_seconds=self._config.leader_lease_seconds,
             retries=0,
@@ -140,14 +141,17 @@ class Daemon:
         )
         await term.run()
 
+    def _connect(self) -> redis.Redis:
+        return connect(self._config.redis_url, shard=self._config.shard, retries=0)
+
     def _prepare_server(self) -> None:
-        with translate(), connect(self._config.redis_url, retries=0) as client:
+        with translate(), self._connect() as client:
             check_server(client)
             ensure_library(client)
 
     def _resign(self) -> None:
         try:
-            with translate(), connect(self._config.redis_url, retries=0) as client:
+            with translate(), self._connect() as client:
                 run(client, calls.resign(self._keys, scheduler_id=self._id))
         except BrokerUnavailable as error:
             _log.warning("left without resigning: %s", error.message)

@@ -12,7 +12,8 @@ from redis import exceptions
 from support.valkey import start_fast_server
 from tidemill.protocol.errors import BrokerUnavailable, ConfigError
 from tidemill.service.broker import EmbeddedBroker
-from tidemill.service.redis import check_server, connect, connect_async, redact, translate
+from tidemill.service.broker_url import redact
+from tidemill.service.redis import check_server, connect, connect_async, translate
 
 
 def test_both_clients_return_bytes_and_carry_a_name(redis_url: str) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill._endpoint import find_endpoint
-from tidemill.cli.submit import RedisUrl
+from tidemill.cli.submit import RedisUrl, Shard
 from tidemill.service.diagnosis.examine import examine
 from tidemill.service.diagnosis.finding import Finding, Level
 from tidemill.service.diagnosis.scan import DEFAULT_MAX_KEYS
@@ -26,14 +26,17 @@ def doctor(
     max_keys: Annotated[
         int, typer.Option(min=1, help="Look at so many keys at most for lost jobs and leaks.")
     ] = DEFAULT_MAX_KEYS,
+    shard: Shard = None,
     redis_url: RedisUrl = None,
 ) -> None:
     """Check broker, scheduler, workers and queues; exit status 1 if something failed.
 
     Reads only, in small steps, so it may be run at any time.
     """
-    endpoint = find_endpoint(redis_url, "default", None)
-    with connect(endpoint.url, timeout_seconds=_TIMEOUT_SECONDS, retries=1) as client:
+    endpoint = find_endpoint(redis_url, "default", shard)
+    with connect(
+        endpoint.url, shard=endpoint.keys.shard, timeout_seconds=_TIMEOUT_SECONDS, retries=1
+    ) as client:
         findings = examine(client, endpoint.keys, max_keys=max_keys)
     healthy = all(finding.level is not Level.FAILURE for finding in findings)
     if as_json:

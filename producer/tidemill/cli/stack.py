@@ -147,9 +147,13 @@ class Stack:
     def _start(self) -> None:
         options = self._options
         self._broker = resolve_broker(
-            options.redis_url, options.data_dir, options.port, fsync=options.fsync
+            options.redis_url,
+            options.data_dir,
+            options.port,
+            fsync=options.fsync,
+            shard=options.shard,
         )
-        with connect(self.url) as client:
+        with connect(self.url, shard=self._options.shard) as client:
             ensure_library(client)
         for spec in self._specs():
             self._spawn(spec)
@@ -159,16 +163,20 @@ class Stack:
 
     def _specs(self) -> list[ChildSpec]:
         options = self._options
-        environment = {**dict(options.environment), "TIDEMILL_SHARD": options.shard}
-        common = ("--redis-url", self.url)
+        # In the environment, not as an argument: that would show its password to everybody.
+        environment = {
+            **dict(options.environment),
+            "TIDEMILL_REDIS_URL": self.url,
+            "TIDEMILL_SHARD": options.shard,
+        }
         scheduler = ChildSpec(
-            "scheduler", "tidemill_scheduler", (*common, *options.scheduler_args), environment
+            "scheduler", "tidemill_scheduler", options.scheduler_args, environment
         )
         workers = [
             ChildSpec(
                 f"worker-{number}",
                 "tidemill_gpuworker",
-                (*common, "--drain-seconds", f"{options.drain_seconds:g}", *options.worker_args),
+                ("--drain-seconds", f"{options.drain_seconds:g}", *options.worker_args),
                 environment,
             )
             for number in range(1, options.num_workers + 1)
@@ -186,7 +194,7 @@ class Stack:
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
         keys = ShardKeys(self._options.shard)
-        with connect(self.url) as client:
+        with connect(self.url, shard=self._options.shard) as client:
             while not self.failed.wait(_POLL_SECONDS):
                 if _num_live_workers(client, keys) >= self._options.num_workers:
                     return

@@ -11,16 +11,17 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from tidemill.cli.connection import open_producer
-from tidemill.cli.submit import RedisUrl
+from tidemill.cli.submit import RedisUrl, Shard
 from tidemill.status import Status, WorkerSnapshot
 
 
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    shard: Shard = None,
     redis_url: RedisUrl = None,
 ) -> None:
     """Show queues, workers, models and the leading scheduler."""
-    with open_producer(redis_url) as producer:
+    with open_producer(redis_url, shard=shard) as producer:
         snapshot = producer.status()
     if as_json:
         typer.echo(json.dumps(asdict(snapshot), default=_plain))

@@ -20,6 +20,11 @@ RedisUrl = Annotated[
     ),
 ]
 
+Shard = Annotated[
+    str | None,
+    typer.Option(help="Two hex digits. Default: TIDEMILL_SHARD, or that of the tenant `default`."),
+]
+
 
 def submit(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],

@@ -11,9 +11,9 @@ from rich.console import Console
 from tidemill.cli.model import find_model, require_extras
 from tidemill.cli.stack import Stack, StackOptions
 from tidemill.protocol.errors import TidemillError
+from tidemill.service.broker_url import redact
 from tidemill.service.config import load_config
 from tidemill.service.log import setup_logging
-from tidemill.service.redis import redact
 from tidemill.service.runtime import Drain
 
 

@@ -51,6 +51,7 @@ def resolve_broker(
     port: int | None = None,
     *,
     fsync: FsyncPolicy | Literal["auto"] = "auto",
+    shard: str = "00",
 ) -> BrokerHandle:
     """The server at ``url`` if there is one, else an embedded server on ``data_dir``.
 
@@ -58,7 +59,7 @@ def resolve_broker(
     what ``EmbeddedBroker.start`` raises.
     """
     if url:
-        return _external(url)
+        return _external(url, shard)
     embedded = EmbeddedBroker.start(data_dir, port=port, fsync=fsync)
     return BrokerHandle(embedded.url, embedded.version, embedded.durability, embedded)
 
@@ -73,8 +74,8 @@ def running_broker_url(data_dir: Path) -> str | None:
         return None if ping(client) == "silent" else url
 
 
-def _external(url: str) -> BrokerHandle:
-    with connect(url, timeout_seconds=_CHECK_TIMEOUT_SECONDS, retries=1) as client:
+def _external(url: str, shard: str) -> BrokerHandle:
+    with connect(url, shard=shard, timeout_seconds=_CHECK_TIMEOUT_SECONDS, retries=1) as client:
         info = check_server(client)
         return BrokerHandle(url, info.version, _durability(client))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tidemill.protocol.errors import ConfigError
+from tidemill.protocol.ids import shard_for_tenant
 
 T = TypeVar("T")
 
@@ -16,6 +17,9 @@ T = TypeVar("T")
 PARENT_FD_VARIABLE = "TIDEMILL_PARENT_FD"
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+#: As many as two hexadecimal digits can tell apart.
+MAX_SHARDS = 256
+
 _SHARD = re.compile(r"[0-9a-f]{2}")
 
 
@@ -23,17 +27,29 @@ _SHARD = re.compile(r"[0-9a-f]{2}")
 class ServiceConfig:
     """Built once at a process's start and passed down.
 
-    ``redis_url`` is None where an embedded server is wanted. A worker's claim lapses after
-    ``lease_seconds`` without one of its heartbeats, sent every ``beat_seconds``.
+    ``redis_url`` is None where an embedded server is wanted. ``fixed_shard`` is None unless it was
+    set: then a tenant's jobs go to its own of ``num_shards``, and processes serve the first.
+    A worker's claim lapses after ``lease_seconds`` without one of its heartbeats, sent every
+    ``beat_seconds``.
     """
 
     redis_url: str | None
     data_dir: Path
     cache_dir: Path
-    shard: str
+    fixed_shard: str | None
+    num_shards: int
     log_level: str
     lease_seconds: float
     beat_seconds: float
+
+    @property
+    def shard(self) -> str:
+        """The shard that a scheduler or a worker serves."""
+        return self.fixed_shard or "00"
+
+    def shard_of(self, tenant: str) -> str:
+        """The shard that holds the jobs of a tenant."""
+        return self.fixed_shard or shard_for_tenant(tenant, self.num_shards)
 
     def __post_init__(self) -> None:
         if not 0 < self.beat_seconds * 2 <= self.lease_seconds:
@@ -51,7 +67,8 @@ def load_config(environ: Mapping[str, str] | None = None) -> ServiceConfig:
         redis_url=env.text("TIDEMILL_REDIS_URL") or None,
         data_dir=env.read("TIDEMILL_DATA_DIR", _directory, env.xdg_dir("DATA", ".local/share")),
         cache_dir=env.read("TIDEMILL_CACHE_DIR", _directory, env.xdg_dir("CACHE", ".cache")),
-        shard=env.read("TIDEMILL_SHARD", _shard, "00"),
+        fixed_shard=env.read("TIDEMILL_SHARD", parse_shard, None),
+        num_shards=env.read("TIDEMILL_SHARDS", _num_shards, 1),
         log_level=env.read("TIDEMILL_LOG_LEVEL", _level, "INFO"),
         lease_seconds=env.read("TIDEMILL_LEASE_SECONDS", _seconds, 10.0),
         beat_seconds=env.read("TIDEMILL_BEAT_SECONDS", _seconds, 3.0),
@@ -102,10 +119,17 @@ def _directory(text: str) -> Path:
     return path.absolute()
 
 
-def _shard(text: str) -> str:
+def parse_shard(text: str) -> str | None:
+    """Return ``text`` if it names a shard; raises ``ValueError`` saying what would."""
     if not _SHARD.fullmatch(text):
         raise ValueError("two lower-case hexadecimal digits, such as 00")
     return text
+
+
+def _num_shards(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_SHARDS:
+        raise ValueError(f"a number from 1 to {MAX_SHARDS}")
+    return int(text)
 
 
 def _level(text: str) -> str:

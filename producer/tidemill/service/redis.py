@@ -1,11 +1,12 @@
 """Connections to the broker: how they are made, what they must find, how their errors are told."""
 
 import os
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
@@ -16,6 +17,9 @@ from redis.retry import Retry
 
 from tidemill.protocol.errors import BrokerUnavailable, BrokerUnsupported, ConfigError
 from tidemill.service.broker_binary import MIN_VERSION
+from tidemill.service.broker_url import is_routed, parse_routed_url, redact
+from tidemill.service.routed_client import routed_client, routed_client_async
+from tidemill.service.routing import told_by
 
 #: Bound on one reply; a blocking read must ask the server for less than this.
 SOCKET_TIMEOUT_SECONDS = 10.0
@@ -49,30 +53,43 @@ class ServerInfo:
 def connect(
     url: str,
     *,
+    shard: str = "00",
     client_name: str = "",
     timeout_seconds: float = SOCKET_TIMEOUT_SECONDS,
     retries: int = RETRIES,
 ) -> redis.Redis:
-    """A lazy synchronous client that returns bytes; raises ``ConfigError`` for a bad URL.
+    """A lazy synchronous client of the server that holds ``shard``; it returns bytes.
 
-    Lost replies are retried, so every write sent through it must be idempotent.
+    Raises ``ConfigError`` for a bad URL.  Lost replies are retried, so every write sent through it
+    must be idempotent.
     """
-    options = _options(client_name, timeout_seconds)
+    options = _options(client_name, timeout_seconds) | {"retry": Retry(_backoff(), retries)}
     with _url_errors(url):
-        return redis.Redis.from_url(url, retry=Retry(_backoff(), retries), **options)
+        if not is_routed(url):
+            client = redis.Redis.from_url(url, **options)
+        else:
+            client = routed_client(parse_routed_url(url), shard, options)
+        _check_options(client.connection_pool)
+    return client
 
 
 def connect_async(
     url: str,
     *,
+    shard: str = "00",
     client_name: str = "",
     timeout_seconds: float = SOCKET_TIMEOUT_SECONDS,
     retries: int = RETRIES,
 ) -> redis.asyncio.Redis:
     """The asynchronous twin of ``connect``."""
-    options = _options(client_name, timeout_seconds)
+    options = _options(client_name, timeout_seconds) | {"retry": AsyncRetry(_backoff(), retries)}
     with _url_errors(url):
-        return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(_backoff(), retries), **options)
+        if not is_routed(url):
+            client = redis.asyncio.Redis.from_url(url, **options)
+        else:
+            client = routed_client_async(parse_routed_url(url), shard, options)
+        _check_options(client.connection_pool)
+    return client
 
 
 @contextmanager
@@ -82,11 +99,21 @@ def translate() -> Iterator[None]:
         yield
     except _UNAVAILABLE as error:
         raise _unavailable(error) from error
+    except exceptions.MovedError as error:
+        raise BrokerUnsupported(
+            f"the broker is one node of a cluster and does not hold this shard ({error})",
+            fix="Write its address as redis+cluster://host:port,host:port.",
+        ) from error
 
 
 def is_refused(error: BrokerUnavailable) -> bool:
-    """Whether the server was there but refused the credentials, so that waiting is in vain."""
-    return isinstance(_told(error.__cause__), exceptions.AuthenticationError)
+    """Whether the server was there but we do not suit each other, so that waiting is in vain.
+
+    Either it refused our credentials, or we its certificate.
+    """
+    cause = error.__cause__
+    told = isinstance(told_by(cause), exceptions.AuthenticationError)
+    return told or _certificate_error(cause) is not None
 
 
 def check_server(client: redis.Redis) -> ServerInfo:
@@ -120,16 +147,8 @@ def server_info(fields: dict[str, Any]) -> ServerInfo:
     )
 
 
-def redact(url: str) -> str:
-    """``url`` without user and password, fit for messages and logs."""
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
-        return url.partition("?")[0]
-    return f"{parts.scheme}://***@{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
 def _unavailable(error: Exception) -> BrokerUnavailable:
-    told = _told(error)
+    told = told_by(error)
     if isinstance(told, exceptions.AuthenticationError):
         return BrokerUnavailable(
             f"the broker refused the credentials: {told}",
@@ -139,13 +158,28 @@ def _unavailable(error: Exception) -> BrokerUnavailable:
         return BrokerUnavailable(
             "the broker is still loading its data", fix="Try again in a moment."
         )
+    if certificate_error := _certificate_error(error):
+        return BrokerUnavailable(
+            f"the broker's certificate is not accepted: {certificate_error.verify_message}",
+            fix="Check the host name in TIDEMILL_REDIS_URL and its ssl_ca_certs=/path/to/ca.pem.",
+        )
     return BrokerUnavailable(f"the broker does not answer: {error}", fix=_FIX)
 
 
-def _told(error: BaseException | None) -> BaseException | None:
-    # redis-py's asynchronous client wraps what a new connection was told in a ConnectionError.
-    cause = error.__cause__ if error else None
-    return cause if isinstance(cause, exceptions.RedisError) else error
+def _certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    # redis-py raises a ConnectionError while it handles what the TLS library said.
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _check_options(pool: Any) -> None:
+    # Now, not at the first command: redis-py takes any option from a URL's query.
+    pool.connection_class(**pool.connection_kwargs)
+    for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        path = pool.connection_kwargs.get(name)
+        if path and not Path(path).is_file():
+            raise ValueError(f"{name}: there is no file {path}")
 
 
 def _options(client_name: str, timeout_seconds: float) -> dict[str, Any]:
@@ -170,10 +204,13 @@ def _backoff() -> ExponentialWithJitterBackoff:
 def _url_errors(url: str) -> Iterator[None]:
     try:
         yield
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
+        unknown = str(error).partition("unexpected keyword argument ")[2]
+        reason = f"no such option: {unknown}" if unknown else error
         raise ConfigError(
-            f"{redact(url)!r} is not a broker address",
-            fix="TIDEMILL_REDIS_URL takes redis://host:port/0, rediss://... or unix:///path.",
+            f"{redact(url)!r} is not a broker address: {reason}",
+            fix="TIDEMILL_REDIS_URL takes redis://host:port/0, rediss://..., unix:///path,"
+            " redis+sentinel://host:port/master or redis+cluster://host:port.",
         ) from error
 
 
