@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tidemill.protocol.library import library_source
+
 ROOT = Path(__file__).parents[1]
 SOURCE_ROOTS = ("producer", "scheduler", "gpuworker", "kernels")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -80,9 +82,9 @@ def test_the_documented_variables_are_the_ones_that_are_read() -> None:
 
 
 def test_the_documented_functions_are_the_ones_of_the_library() -> None:
-    lua = (ROOT / "producer/tidemill/protocol/functions.lua").read_text()
+    lua = library_source()
     registered = set(re.findall(r"^register_function\('(\w+)'", lua, re.MULTILINE))
     documented = set(
-        re.findall(r"^\| `tm1_(\w+)`", (ROOT / "docs/redis-keys.md").read_text(), re.M)
+        re.findall(r"^\| `tm2_(\w+)`", (ROOT / "docs/redis-keys.md").read_text(), re.M)
     )
     assert documented == registered

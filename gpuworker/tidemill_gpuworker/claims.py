@@ -9,6 +9,7 @@ from typing import Any
 import redis
 
 from tidemill.protocol import calls
+from tidemill.protocol.calls import REF_FIELDS, JobRef
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import InvalidRequest, StreamGap, TidemillError
 from tidemill.protocol.functions import Call
@@ -25,7 +26,7 @@ from tidemill_gpuworker.outbox import MAX_JOBS_PER_CALL
 
 _log = logging.getLogger(__name__)
 
-_FIELDS = ("st", "f", "n", "qn", "tn", "ik", "salt", "req")
+_FIELDS = ("st", "f", "n", "salt", "req", *REF_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,12 @@ class _StoredJob:
     state: str
     fence: int
     num_tokens: int
-    queue: str
-    tenant: str
-    idempotency_key: str
     salt: bytes
     request: bytes
+    ref: JobRef
 
-    def as_job(self, job_id: str, *, stream: bool = True) -> Job:
-        return Job(job_id, self.fence, self.queue, self.tenant, self.idempotency_key, stream)
+    def as_job(self, *, stream: bool = True) -> Job:
+        return Job(self.ref, self.fence, stream)
 
 
 class ClaimLoader:
@@ -100,11 +99,11 @@ class ClaimLoader:
             for command, job in zip(commands, owned, strict=True)
         ]
 
-    def queue_of(self, job_id: str) -> str | None:
-        """The queue a job came from, or None if the job is gone."""
+    def ref_of(self, job_id: str) -> JobRef:
+        """What every write about a job needs to know of it."""
         # redis-py's type does not know that our connections answer in bytes.
-        queue: Any = self._client.hget(self._keys.job(job_id), "qn")
-        return queue.decode() if queue is not None else None
+        values: Any = self._client.hmget(self._keys.job(job_id), REF_FIELDS)
+        return JobRef.read(job_id, values)
 
     def _claim_and_read(self, commands: Sequence[Command]) -> list[_StoredJob | None]:
         claims = [self._claims(batch) for batch in _batches(commands)]
@@ -115,7 +114,10 @@ class ClaimLoader:
                 pipe.hmget(self._keys.job(command.job_id), _FIELDS)
             replies = pipe.execute()
         claimed = _flatten(c.parse(r) for c, r in zip(claims, replies, strict=False))
-        stored = (_stored_job(fields) for fields in replies[len(claims) :])
+        stored = (
+            _stored_job(command.job_id, fields)
+            for command, fields in zip(commands, replies[len(claims) :], strict=True)
+        )
         return [
             job if is_ours and job and _is_attempt(job, command) else None
             for is_ours, job, command in zip(claimed, stored, commands, strict=True)
@@ -134,10 +136,10 @@ class ClaimLoader:
 
     def _claim(self, job_id: str, stored: _StoredJob, log: Sequence[bytes]) -> Claim | Refusal:
         written: tuple[TokenChunk, ...] = ()
-        job = stored.as_job(job_id)
+        job = stored.as_job()
         try:
             request = decode(stored.request, GenerateRequest)
-            job = stored.as_job(job_id, stream=request.stream)
+            job = stored.as_job(stream=request.stream)
             written = _read_log(job_id, log, stored.num_tokens)
             return self._prepare(job, request, stored.salt, written)
         except TidemillError as error:
@@ -188,19 +190,17 @@ def _is_attempt(job: _StoredJob, command: Command) -> bool:
     return job.state == JobState.RUNNING and job.fence == command.fence
 
 
-def _stored_job(fields: Sequence[bytes | None]) -> _StoredJob | None:
-    state, fence, num_tokens, queue, tenant, idempotency_key, salt, request = fields
+def _stored_job(job_id: str, fields: Sequence[bytes | None]) -> _StoredJob | None:
+    state, fence, num_tokens, salt, request, *reference = fields
     if state is None:
         return None
     return _StoredJob(
         state=state.decode(),
         fence=int(fence or 0),
         num_tokens=int(num_tokens or 0),
-        queue=(queue or b"").decode(),
-        tenant=(tenant or b"").decode(),
-        idempotency_key=(idempotency_key or b"").decode(),
         salt=salt or b"",
         request=request or b"",
+        ref=JobRef.read(job_id, reference),
     )
 
 

@@ -3,6 +3,8 @@
 import threading
 from dataclasses import dataclass
 
+from tidemill.protocol.calls import JobRef
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -11,12 +13,14 @@ class Job:
     ``fence`` is the number of the attempt; the server refuses writes that carry an older one.
     """
 
-    job_id: str
+    ref: JobRef
     fence: int
-    queue: str
-    tenant: str
-    idempotency_key: str = ""
     stream: bool = True
+
+    @property
+    def job_id(self) -> str:
+        """The job that is attempted."""
+        return self.ref.job_id
 
 
 class JobTable:

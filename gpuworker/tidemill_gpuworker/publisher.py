@@ -31,6 +31,7 @@ class Publisher:
         self,
         client: redis.Redis,
         keys: ShardKeys,
+        worker_id: str,
         jobs: JobTable,
         alarm: Alarm,
         *,
@@ -41,6 +42,7 @@ class Publisher:
     ) -> None:
         self._client = client
         self._keys = keys
+        self._worker_id = worker_id
         self._jobs = jobs
         self._alarm = alarm
         self._on_lost = on_lost
@@ -132,7 +134,9 @@ class Publisher:
 
     def _calls(self, writes: Sequence[Write]) -> list[Call[Any]]:
         appends = [(w.item.job.job_id, w.item.job.fence, w.chunk) for w in writes if w.end is None]
-        batch: list[Call[Any]] = [calls.append(self._keys, appends)] if appends else []
+        batch: list[Call[Any]] = []
+        if appends:
+            batch.append(calls.append(self._keys, worker_id=self._worker_id, chunks=appends))
         return batch + [self._finish(write) for write in writes if write.end is not None]
 
     def _finish(self, write: Write) -> Call[Written]:
@@ -140,12 +144,11 @@ class Publisher:
         job = write.item.job
         return calls.finish(
             self._keys,
-            job_id=job.job_id,
+            job.ref,
             fence=job.fence,
+            worker_id=self._worker_id,
             chunk=write.chunk,
             result=write.item.buffer.result(write.end, write.chunk),
-            tenant=job.tenant,
-            idempotency_key=job.idempotency_key,
         )
 
 

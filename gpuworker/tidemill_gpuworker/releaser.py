@@ -23,9 +23,17 @@ class Releaser:
     A released job keeps its token log, so the next worker goes on where this one stopped.
     """
 
-    def __init__(self, client: redis.Redis, keys: ShardKeys, jobs: JobTable, alarm: Alarm) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        keys: ShardKeys,
+        worker_id: str,
+        jobs: JobTable,
+        alarm: Alarm,
+    ) -> None:
         self._client = client
         self._keys = keys
+        self._worker_id = worker_id
         self._jobs = jobs
         self._alarm = alarm
         self._lock = threading.Lock()
@@ -64,7 +72,13 @@ class Releaser:
         return len(batch)
 
     def _call(self, job: Job) -> Call[bool]:
-        return calls.release(self._keys, job_id=job.job_id, fence=job.fence, queue=job.queue)
+        return calls.release(
+            self._keys,
+            job_id=job.job_id,
+            fence=job.fence,
+            worker_id=self._worker_id,
+            queue=job.ref.queue,
+        )
 
     def _forget(self, jobs: Sequence[Job]) -> None:
         for job in jobs:

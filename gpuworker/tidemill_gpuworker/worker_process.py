@@ -144,13 +144,14 @@ class WorkerProcess:
         self._publisher = Publisher(
             self._client,
             self._keys,
+            model.info.worker_id,
             self._jobs,
             alarm,
             on_lost=self._lost,
             on_room=lambda: self._inbox.put(Woken()),
             policy=self._config.policy,
         )
-        self._releaser = Releaser(self._client, self._keys, self._jobs, alarm)
+        self._releaser = Releaser(self._client, self._keys, model.info.worker_id, self._jobs, alarm)
         self._status = StatusReporter(self._client, self._keys, model.info.worker_id, alarm)
         self._outbound = Outbound(alarm, self._publisher, self._status, self._releaser)
         self._alarm = alarm
@@ -247,6 +248,4 @@ class WorkerProcess:
         return True
 
     def _give_back(self, job_id: str, fence: int) -> None:
-        queue = self._loader.queue_of(job_id)
-        if queue is not None:
-            self._releaser.release(Job(job_id, fence, queue, tenant=""))
+        self._releaser.release(Job(self._loader.ref_of(job_id), fence))

@@ -19,14 +19,7 @@ def cancel_call(job_id: str, where: Location | None) -> Call[tuple[int, str]]:
     """Cancel a job that was last seen at ``where``; raises ``JobNotFound`` if it was nowhere."""
     if where is None:
         raise not_found(job_id)
-    return calls.cancel(
-        keys_of(job_id),
-        job_id=job_id,
-        queue=where.queue,
-        worker_id=where.worker_id,
-        end=_END,
-        idempotency_key=where.idempotency_key,
-    )
+    return calls.cancel(keys_of(job_id), where.ref, worker_id=where.worker_id, end=_END)
 
 
 def final_state(job_id: str, reply: tuple[int, str]) -> JobState | None:

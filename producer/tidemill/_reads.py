@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from tidemill.protocol.calls import REF_FIELDS, JobRef
 from tidemill.protocol.codec import MAX_RESULT_BYTES, decode
 from tidemill.protocol.errors import MalformedMessage, ProtocolError
 from tidemill.protocol.functions import Field
@@ -74,9 +75,8 @@ class Outcome:
 class Location:
     """Where a job is queued or runs; what ``cancel`` needs to name its keys."""
 
-    queue: str
+    ref: JobRef
     worker_id: str
-    idempotency_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,8 @@ def outcome(keys: ShardKeys, job_id: str) -> Read[Outcome]:
 def location(keys: ShardKeys, job_id: str) -> Read[Location | None]:
     """Read where a job is; None if there is no such job."""
     return Read(
-        (("HMGET", keys.job(job_id), "qn", "w", "ik"),),
-        lambda replies: (
-            None if replies[0][0] is None else Location(*(field.decode() for field in replies[0]))
-        ),
+        (("HMGET", keys.job(job_id), "w", *REF_FIELDS),),
+        lambda replies: _location(job_id, *replies[0]),
     )
 
 
@@ -185,6 +183,14 @@ def _state(value: bytes | None) -> JobState | None:
         return None if value is None else JobState(value.decode())
     except ValueError as error:
         raise MalformedMessage(f"st: {value!r} is not the state of a job") from error
+
+
+def _location(
+    job_id: str, worker: bytes | None, queue: bytes | None, *others: bytes | None
+) -> Location | None:
+    if queue is None:
+        return None
+    return Location(JobRef.read(job_id, (queue, *others)), (worker or b"").decode())
 
 
 def _outcome(state: bytes | None, stored: bytes | None) -> Outcome:

@@ -3,14 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import redis.asyncio
 
 from tidemill.protocol import calls
-from tidemill.protocol.calls import MAX_CRASHES
+from tidemill.protocol.calls import MAX_CRASHES, REF_FIELDS, JobRef
 from tidemill.protocol.errors import BrokerUnavailable
 from tidemill.protocol.functions import Call, run_many_async
 from tidemill.protocol.keys import ShardKeys
@@ -33,13 +31,6 @@ _POISONED = JobEnd(
     finish_reason=FinishReason.ERROR,
     error=f"the job ended {MAX_CRASHES} workers in a row without producing a token",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Expired:
-    job_id: str
-    queue: str
-    idempotency_key: str
 
 
 class Reaper:
@@ -83,7 +74,7 @@ class Reaper:
             num_reaped += len(expired)
         return num_reaped
 
-    async def _find_expired(self) -> list[_Expired]:
+    async def _find_expired(self) -> list[JobRef]:
         now = await server_ms(self._client)
         ids = await self._client.zrangebyscore(
             self._keys.running, "-inf", now, start=0, num=_MAX_BATCH
@@ -91,24 +82,12 @@ class Reaper:
         job_ids = [job_id.decode() for job_id in cast(list[bytes], ids)]
         async with self._client.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
-                pipe.hmget(self._keys.job(job_id), "qn", "ik")
-            return [_expired(*pair) for pair in zip(job_ids, await pipe.execute(), strict=True)]
+                pipe.hmget(self._keys.job(job_id), REF_FIELDS)
+            return [JobRef.read(*pair) for pair in zip(job_ids, await pipe.execute(), strict=True)]
 
-    def _call(self, job: _Expired) -> Call[int]:
-        return calls.reap(
-            self._keys,
-            job_id=job.job_id,
-            queue=job.queue,
-            end=_POISONED,
-            idempotency_key=job.idempotency_key,
-        )
+    def _call(self, job: JobRef) -> Call[int]:
+        return calls.reap(self._keys, job, end=_POISONED)
 
     async def _run_id(self) -> str:
         info: dict[str, Any] = await self._client.info("server")
         return str(info.get("run_id"))
-
-
-def _expired(job_id: str, values: Sequence[bytes | None]) -> _Expired:
-    queue, idempotency_key = ((value or b"").decode("utf-8", "replace") for value in values)
-    # A job whose hash is gone has no queue; the function only takes it off the index.
-    return _Expired(job_id, queue or "p1:default", idempotency_key)

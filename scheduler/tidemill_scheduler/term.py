@@ -8,6 +8,7 @@ from typing import Any
 
 import redis.asyncio
 
+from tidemill.protocol.calls import REF_FIELDS, JobRef
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.functions import run_many_async
 from tidemill.protocol.keys import ShardKeys
@@ -130,11 +131,11 @@ class Term:
             return
         async with self._client.pipeline(transaction=False) as pipe:
             for job, _ in hopeless:
-                pipe.hget(self._keys.job(job.job_id), "ik")
-            idempotency_keys = [(key or b"").decode() for key in await pipe.execute()]
+                pipe.hmget(self._keys.job(job.job_id), REF_FIELDS)
+            values = await pipe.execute()
         batch = [
-            refuse(self._keys, job, _too_large(job, capacity), key)
-            for (job, capacity), key in zip(hopeless, idempotency_keys, strict=True)
+            refuse(self._keys, JobRef.read(job.job_id, reference), _too_large(job, capacity))
+            for (job, capacity), reference in zip(hopeless, values, strict=True)
         ]
         await run_many_async(self._client, batch)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import redis.asyncio
 
+from tidemill.protocol.calls import REF_FIELDS, JobRef
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import (
     ConfigError,
@@ -53,7 +54,7 @@ class _Stored:
 
     request: bytes
     salt: bytes
-    idempotency_key: str
+    ref: JobRef
 
 
 class TokenizePool:
@@ -130,14 +131,14 @@ class TokenizePool:
             )
         )
 
-    async def _load(self, jobs: Iterable[WaitingJob]) -> list[_Stored]:
+    async def _load(self, batch: Sequence[WaitingJob]) -> list[_Stored]:
         async with self._client.pipeline(transaction=False) as pipe:
-            for job in jobs:
-                pipe.hmget(self._keys.job(job.job_id), "req", "salt", "ik")
+            for job in batch:
+                pipe.hmget(self._keys.job(job.job_id), "req", "salt", *REF_FIELDS)
             rows = cast(list[list[bytes | None]], await pipe.execute())
         return [
-            _Stored(request or b"", salt or b"", (key or b"").decode("utf-8", "replace"))
-            for request, salt, key in rows
+            _Stored(request or b"", salt or b"", JobRef.read(job.job_id, reference))
+            for job, (request, salt, *reference) in zip(batch, rows, strict=True)
         ]
 
     async def _load_cards(self, models: Iterable[str]) -> dict[str, ModelCard]:
@@ -207,7 +208,7 @@ class TokenizePool:
     async def _fail(self, job: WaitingJob, stored: _Stored, error: TidemillError) -> None:
         metrics.TOKENIZED.labels("refused").inc()
         _log.info("%s cannot run: %s", job.job_id, type(error).__name__)
-        await run_async(self._client, refuse(self._keys, job, error, stored.idempotency_key))
+        await run_async(self._client, refuse(self._keys, stored.ref, error))
 
     def _count(self) -> None:
         metrics.UNTOKENIZED_JOBS.set(self.num_waiting)

@@ -303,7 +303,7 @@ def test_the_table_shows_every_check_and_its_fix(redis_url: str) -> None:
 def level_of(
     check: str, info: dict[str, Any] | None = None, config: dict[str, str] | None = CONFIG
 ) -> str:
-    facts = ServerFacts({**INFO, **(info or {})}, config, {"tm1": LUA_SOURCE}, 0.0)
+    facts = ServerFacts({**INFO, **(info or {})}, config, {"tm2": LUA_SOURCE}, 0.0)
     [finding] = [f for f in check_server_facts(facts) if f.check == check]
     return finding.level
 

@@ -157,7 +157,7 @@ def test_one_job_that_is_gone_does_not_stop_its_neighbours_tokens(
     fences = {job: shard.dispatch(redis_client, job, epoch).fence for job in (alive, gone)}
     shard.cancel(redis_client, gone, "wkr_a")
     chunks = [(job, fences[job], shard.make_chunk(0, 1)) for job in (gone, alive)]
-    written = run(redis_client, calls.append(KEYS, chunks))
+    written = run(redis_client, calls.append(KEYS, worker_id="wkr_a", chunks=chunks))
     assert [w.accepted for w in written] == [False, True]
 
 
@@ -169,7 +169,7 @@ def test_an_error_inside_one_append_leaves_the_others_written(redis_client: redi
     redis_client.delete(KEYS.token_log(broken))
     redis_client.set(KEYS.token_log(broken), "not a stream")
     chunks = [(job, 1, shard.make_chunk(0, 1)) for job in (broken, good)]
-    first, second = run(redis_client, calls.append(KEYS, chunks))
+    first, second = run(redis_client, calls.append(KEYS, worker_id="wkr_a", chunks=chunks))
     assert not first.accepted and first.owned and first.num_tokens is None
     assert second.accepted
 
@@ -332,8 +332,9 @@ def test_a_released_job_waits_again_and_its_old_worker_is_fenced(redis_client: r
     epoch = shard.lead(redis_client)
     job_id = shard.submit(redis_client)
     fence = shard.dispatch(redis_client, job_id, epoch).fence
-    assert run(redis_client, calls.release(KEYS, job_id=job_id, fence=fence, queue=QUEUE))
-    assert not run(redis_client, calls.release(KEYS, job_id=job_id, fence=fence, queue=QUEUE))
+    release = calls.release(KEYS, job_id=job_id, fence=fence, worker_id="wkr_a", queue=QUEUE)
+    assert run(redis_client, release)
+    assert not run(redis_client, release)
     assert not shard.append(redis_client, job_id, fence, 0, 1).owned
     assert counters(redis_client) == {b"q:default": b"1"}
     assert len(shard.read_pointers(redis_client)) == 1

@@ -169,7 +169,7 @@ class Functions(RuleBasedStateMachine):
     def release(self, claim: tuple[str, int], repeat: int) -> None:
         job_id, fence = claim
         job = self.model[job_id]
-        call = calls.release(KEYS, job_id=job_id, fence=fence, queue=QUEUE)
+        call = calls.release(KEYS, job_id=job_id, fence=fence, worker_id="wkr_a", queue=QUEUE)
         released = [run(self.client, call) for _ in range(repeat)]
         ours = job.state == "run" and job.fence == fence
         assert released == [ours, False][:repeat]

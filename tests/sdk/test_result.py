@@ -26,6 +26,7 @@ from tidemill import (
     _cancel,
 )
 from tidemill.protocol import calls
+from tidemill.protocol.calls import JobRef
 from tidemill.protocol.errors import MalformedMessage
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id
@@ -140,7 +141,7 @@ def test_a_dead_job_raises_with_what_its_log_has(
     attempt = mill.claim()
     attempt.say(2)
     expire_lease(redis_client, job_id)
-    reap = calls.reap(KEYS, job_id=job_id, queue="p1:default", end=DEAD, max_crashes=0)
+    reap = calls.reap(KEYS, JobRef(job_id, "p1:default"), end=DEAD, max_crashes=0)
     assert run(redis_client, reap) == 2
     with pytest.raises(JobFailed, match="dead: crashed its workers") as failure:
         producer.result(job_id)

@@ -171,17 +171,17 @@ _WRITES = [
     ("HINCRBY", KEYS.counters, "q:a", "1"),
     ("SPUBLISH", KEYS.bell, "x"),
     ("PEXPIRE", JOB, "1"),
-    ("FCALL", "tm1_cancel", "1", JOB),
-    ("FCALL", "tm1_submit", "1", JOB),
-    ("FCALL", "tm1_salt", "1", KEYS.salts, "a", "b"),
+    ("FCALL", "tm2_cancel", "1", JOB),
+    ("FCALL", "tm2_submit", "1", JOB),
+    ("FCALL", "tm2_salt", "1", KEYS.salts, "a", "b"),
 ]
-_LOADS = [("FUNCTION", "LOAD", "REPLACE", "x"), ("FUNCTION", "DELETE", "tm1")]
+_LOADS = [("FUNCTION", "LOAD", "REPLACE", "x"), ("FUNCTION", "DELETE", "tm2")]
 _CONFIG = [("CONFIG", "GET", "*")]
 _SCAN = [("SCAN", "0")]
 
 
 def _calls(*names: str) -> list[tuple[str, ...]]:
-    return [("FCALL", f"tm1_{name}", "1", JOB) for name in names]
+    return [("FCALL", f"tm2_{name}", "1", JOB) for name in names]
 
 
 FORBIDDEN: dict[str, list[tuple[str, ...]]] = {
@@ -267,7 +267,7 @@ def test_the_shipped_users_have_no_password_until_they_are_given_one() -> None:
 
 
 def test_every_function_belongs_to_a_role() -> None:
-    granted = set(re.findall(r"\+fcall\|tm1_([a-z_]+)", " ".join(acl_lines().values())))
+    granted = set(re.findall(r"\+fcall\|tm2_([a-z_]+)", " ".join(acl_lines().values())))
     assert granted == set(re.findall(r"^register_function\('([a-z_]+)'", LUA_SOURCE, re.MULTILINE))
 
 
@@ -314,10 +314,10 @@ def test_functions_run_with_the_rights_of_their_caller(server: AclServer) -> Non
     # Why a producer must be able to write job hashes, and so why an untrusted one must not be
     # given raw access: the server checks what a function does against who called it.
     with server.client("tester") as tester:
-        tester.execute_command("ACL", "SETUSER", "narrow", "on", ">p", "+fcall|tm1_salt", "~tm:*")
+        tester.execute_command("ACL", "SETUSER", "narrow", "on", ">p", "+fcall|tm2_salt", "~tm:*")
         narrow = redis.Redis(
             unix_socket_path=str(server.socket_path), username="narrow", password="p"
         )
         with narrow, pytest.raises(ResponseError, match="script"):
-            narrow.fcall("tm1_salt", 1, KEYS.salts, "t", "r")
+            narrow.fcall("tm2_salt", 1, KEYS.salts, "t", "r")
         tester.execute_command("ACL", "DELUSER", "narrow")

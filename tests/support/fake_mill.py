@@ -10,6 +10,7 @@ import tokenizers
 from support.shard import CANCELLED, expire_lease, lead, reap
 from support.wait import wait_until
 from tidemill.protocol import calls
+from tidemill.protocol.calls import REF_FIELDS, JobRef
 from tidemill.protocol.codec import WIRE_VERSION, decode, encode
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_worker_id
@@ -70,7 +71,8 @@ class Attempt:
     def say(self, num_tokens: int = 1) -> TokenChunk:
         """Append the next tokens as one entry."""
         chunk = self._next(num_tokens)
-        written = run(self.client, calls.append(KEYS, [(self.job_id, self.fence, chunk)]))
+        chunks = [(self.job_id, self.fence, chunk)]
+        written = run(self.client, calls.append(KEYS, worker_id=self.worker_id, chunks=chunks))
         assert written[0].accepted, written
         return chunk
 
@@ -86,12 +88,11 @@ class Attempt:
         )
         call = calls.finish(
             KEYS,
-            job_id=self.job_id,
+            JobRef(self.job_id, calls.queue_name(self.request), self.idempotency_key),
             fence=self.fence,
+            worker_id=self.worker_id,
             chunk=chunk,
             result=result,
-            tenant=self.request.tenant,
-            idempotency_key=self.idempotency_key,
         )
         return run(self.client, call)
 
@@ -153,16 +154,9 @@ class FakeMill:
         """Cancel every job that has not ended."""
         for key in self.client.scan_iter(match=KEYS.job("*")):
             job_id = key.decode().removeprefix(KEYS.job(""))
-            queue, worker_id, idem = self.client.hmget(key, "qn", "w", "ik")
-            call = calls.cancel(
-                KEYS,
-                job_id=job_id,
-                queue=queue.decode(),
-                worker_id=worker_id.decode(),
-                end=CANCELLED,
-                idempotency_key=idem.decode(),
-            )
-            run(self.client, call)
+            worker_id, *reference = self.client.hmget(key, "w", *REF_FIELDS)
+            ref = JobRef.read(job_id, reference)
+            run(self.client, calls.cancel(KEYS, ref, worker_id=worker_id.decode(), end=CANCELLED))
 
     def report(self, **status: object) -> None:
         """Write a worker status."""

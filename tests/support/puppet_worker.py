@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import redis
 
 from tidemill.protocol import calls
+from tidemill.protocol.calls import JobRef
 from tidemill.protocol.codec import WIRE_VERSION, encode
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_worker_id
@@ -119,18 +120,19 @@ class PuppetWorker:
     def append(self, claim: Claim, start: int, num: int) -> calls.Written:
         """Write ``num`` tokens whose ids are their positions."""
         chunk = TokenChunk(start=start, end=start + num, ids=tuple(range(start, start + num)))
-        return run(self.client, calls.append(self.keys, [(claim.job_id, claim.fence, chunk)]))[0]
+        chunks = [(claim.job_id, claim.fence, chunk)]
+        return run(self.client, calls.append(self.keys, worker_id=self.worker_id, chunks=chunks))[0]
 
     def finish(self, claim: Claim, num_tokens: int = 0) -> calls.Written:
         """End a job that holds ``num_tokens`` tokens."""
         end = JobEnd(state="done", finish_reason="stop", usage=Usage(completion_tokens=num_tokens))
         call = calls.finish(
             self.keys,
-            job_id=claim.job_id,
+            JobRef(claim.job_id, "p1:default"),
             fence=claim.fence,
+            worker_id=self.worker_id,
             chunk=TokenChunk(start=num_tokens, end=num_tokens),
             result=JobResult(end=end, ids=tuple(range(num_tokens))),
-            tenant="default",
         )
         return run(self.client, call)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import redis
 
 from tidemill.protocol import calls
+from tidemill.protocol.calls import REF_FIELDS, JobRef
 from tidemill.protocol.codec import decode
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id
@@ -44,6 +45,11 @@ def read_pointers(client: redis.Redis, start: str = ">") -> list[tuple[str, str]
     return [(fields[b"j"].decode(), entry.decode()) for entry, fields in entries if fields]
 
 
+def ref_of(client: redis.Redis, job_id: str) -> JobRef:
+    """Return what names the keys of a job."""
+    return JobRef.read(job_id, client.hmget(KEYS.job(job_id), REF_FIELDS))
+
+
 def entry_of(client: redis.Redis, job_id: str) -> str:
     """Return the entry id of a queued job's pointer."""
     return (client.hget(KEYS.job(job_id), "eid") or b"0-0").decode()
@@ -72,13 +78,23 @@ def claim(client: redis.Redis, job_id: str, fence: int, worker: str = "wkr_a") -
     return run(client, calls.claim(KEYS, worker_id=worker, jobs=[(job_id, fence)]))[0]
 
 
-def append(client: redis.Redis, job_id: str, fence: int, start: int, num: int) -> calls.Written:
+def append(
+    client: redis.Redis, job_id: str, fence: int, start: int, num: int, worker: str = "wkr_a"
+) -> calls.Written:
     """Write ``num`` tokens from position ``start`` as the attempt ``fence``."""
     chunk = make_chunk(start, num)
-    return run(client, calls.append(KEYS, [(job_id, fence, chunk)]))[0]
+    chunks = [(job_id, fence, chunk)]
+    return run(client, calls.append(KEYS, worker_id=worker, chunks=chunks))[0]
 
 
-def finish(client: redis.Redis, job_id: str, fence: int, start: int, num: int = 0) -> calls.Written:
+def finish(
+    client: redis.Redis,
+    job_id: str,
+    fence: int,
+    start: int,
+    num: int = 0,
+    worker: str = "wkr_a",
+) -> calls.Written:
     """End a job as its worker."""
     ids = tuple(range(start + num))
     end = JobEnd(state="done", finish_reason="stop", usage=Usage(completion_tokens=len(ids)))
@@ -86,11 +102,11 @@ def finish(client: redis.Redis, job_id: str, fence: int, start: int, num: int = 
         client,
         calls.finish(
             KEYS,
-            job_id=job_id,
+            ref_of(client, job_id),
             fence=fence,
+            worker_id=worker,
             chunk=make_chunk(start, num),
             result=JobResult(end=end, ids=ids, text="x" * len(ids), entries=((len(ids), 0),)),
-            tenant="default",
         ),
     )
 
@@ -99,13 +115,13 @@ def cancel(client: redis.Redis, job_id: str, worker: str = "") -> tuple[int, str
     """End a job as its owner."""
     return run(
         client,
-        calls.cancel(KEYS, job_id=job_id, queue=QUEUE, worker_id=worker, end=CANCELLED),
+        calls.cancel(KEYS, ref_of(client, job_id), worker_id=worker, end=CANCELLED),
     )
 
 
 def reap(client: redis.Redis, job_id: str) -> int:
     """Take a job from a worker whose lease ran out."""
-    return run(client, calls.reap(KEYS, job_id=job_id, queue=QUEUE, end=DEAD))
+    return run(client, calls.reap(KEYS, ref_of(client, job_id), end=DEAD))
 
 
 def expire_lease(client: redis.Redis, job_id: str) -> None:

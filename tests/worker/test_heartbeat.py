@@ -13,6 +13,7 @@ from support.hung_worker import HANGS
 from support.shard import KEYS
 from support.wait import wait_until
 from support.worker_rig import Rig, make_request, state_of, submit
+from tidemill.protocol.calls import JobRef
 from tidemill.protocol.codec import WIRE_VERSION
 from tidemill.protocol.messages import ModelCard, WorkerInfo
 from tidemill_gpuworker.heartbeat import HUNG_STATUS, Heartbeat, StepClock
@@ -56,7 +57,7 @@ class Bench:
         for _ in range(num_jobs):
             job_id = shard.submit(self.client)
             fence = shard.dispatch(self.client, job_id, epoch, lease_ms=1_000).fence
-            self.jobs.add(Job(job_id, fence, "p1:default", "default"))
+            self.jobs.add(Job(JobRef(job_id, "p1:default"), fence))
         return self.jobs.all()
 
     def lease_of(self, job: Job) -> float:
@@ -151,7 +152,7 @@ def test_a_server_without_our_functions_gets_them(bench: Bench) -> None:
     bench.client.function_flush()
     bench.client.flushall()
     bench.heartbeat.beat()
-    assert bench.client.function_list(library="tm1")
+    assert bench.client.function_list(library="tm2")
     assert bench.client.hget(KEYS.worker_info("wkr_a"), "info")
 
 

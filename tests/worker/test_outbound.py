@@ -8,6 +8,7 @@ import redis
 from support import shard
 from support.shard import KEYS, read_log
 from support.worker_rig import Rig, make_request, state_of
+from tidemill.protocol.calls import JobRef
 from tidemill.protocol.codec import decode
 from tidemill.protocol.messages import WorkerStatus
 from tidemill_gpuworker.alarm import NEVER, Alarm
@@ -103,12 +104,12 @@ def test_a_lane_waits_longer_with_each_refusal_and_at_most_two_seconds() -> None
 @pytest.mark.leaks_keys
 def test_one_release_that_fails_does_not_hold_up_the_others(redis_client: redis.Redis) -> None:
     epoch, jobs = shard.lead(redis_client), JobTable()
-    releaser = Releaser(redis_client, KEYS, jobs, Alarm())
+    releaser = Releaser(redis_client, KEYS, "wkr_a", jobs, Alarm())
     for index in range(3):
         job_id = shard.submit(redis_client)
         fence = shard.dispatch(redis_client, job_id, epoch).fence
         queue = "p1:broken" if index == 0 else "p1:default"
-        jobs.add(Job(job_id, fence, queue, "default"))
+        jobs.add(Job(JobRef(job_id, queue), fence))
     broken, *healthy = jobs.all()
     redis_client.set(KEYS.ingress("p1:broken"), "not a stream")
     for job in (broken, *healthy):

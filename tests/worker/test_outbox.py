@@ -4,7 +4,7 @@ from collections import Counter
 
 import redis
 
-from tidemill.protocol.calls import Written
+from tidemill.protocol.calls import JobRef, Written
 from tidemill.protocol.errors import QueueFull
 from tidemill.protocol.messages import JobEnd, TokenChunk
 from tidemill_gpuworker.alarm import NEVER
@@ -24,7 +24,7 @@ POLICY = PublishPolicy(
 
 
 def _job(name: str = "a", *, stream: bool = True, fence: int = 1) -> Job:
-    return Job(name, fence, "p1:default", "default", stream=stream)
+    return Job(JobRef(name, "p1:default"), fence, stream=stream)
 
 
 def _outbox(*jobs: Job) -> Outbox:

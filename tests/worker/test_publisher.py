@@ -9,6 +9,7 @@ from support import shard
 from support.lossy_redis import LossyRedis
 from support.shard import KEYS, read_log
 from support.worker_rig import result_of, state_of
+from tidemill.protocol.calls import JobRef
 from tidemill.protocol.messages import JobEnd, TokenChunk
 from tidemill_gpuworker.alarm import Alarm
 from tidemill_gpuworker.jobs import Job, JobTable
@@ -32,6 +33,7 @@ class Bench:
         self.publisher = Publisher(
             cast(redis.Redis, self.link),
             KEYS,
+            "wkr_a",
             self.jobs,
             Alarm(),
             on_lost=self.lost.append,
@@ -43,7 +45,7 @@ class Bench:
     def new_job(self) -> Job:
         job_id = shard.submit(self.client)
         fence = shard.dispatch(self.client, job_id, self.epoch).fence
-        job = Job(job_id, fence, "p1:default", "default")
+        job = Job(JobRef(job_id, "p1:default"), fence)
         self.jobs.add(job)
         self.publisher.open(job)
         return job

@@ -4,9 +4,11 @@ TidemillError
 ├── ConfigError                  a setting or command-line value is wrong
 ├── InvalidRequest               a job was refused; nothing was queued
 │   ├── UnknownModel             no worker serves this model
-│   └── IdempotencyConflict      same idempotency key, different body
+│   ├── IdempotencyConflict      same idempotency key, different body
+│   └── BatchClosed              the batch takes no more jobs
 ├── Overloaded                   try again after ``retry_after_seconds``
-│   └── QueueFull                the tenant's queue bound is reached
+│   ├── QueueFull                a bound on waiting jobs, tokens or bytes is reached
+│   └── RateLimited              the tenant's requests or tokens per minute are used up
 ├── ProtocolError                bytes on the wire are not what the contract says
 │   ├── MalformedMessage
 │   └── UnsupportedVersion
@@ -18,6 +20,7 @@ TidemillError
 │   └── PortInUse
 ├── JobError                     about one job, carries ``job_id``
 │   ├── JobNotFound
+│   │   └── ResultExpired        it was accepted and has ended, and is forgotten
 │   ├── JobNotFinished           no terminal state within the caller's timeout
 │   ├── JobCancelled
 │   ├── JobFailed                ended as failed, expired or dead
@@ -81,6 +84,10 @@ class IdempotencyConflict(InvalidRequest):
     """The idempotency key was used before with another body."""
 
 
+class BatchClosed(InvalidRequest):
+    """The batch was cancelled and takes no more jobs."""
+
+
 class Overloaded(TidemillError):
     """The system is full; retry after ``retry_after_seconds``."""
 
@@ -90,7 +97,11 @@ class Overloaded(TidemillError):
 
 
 class QueueFull(Overloaded):
-    """The tenant's bound on queued jobs is reached."""
+    """A bound on waiting jobs, their tokens or their bytes is reached, or the server's memory."""
+
+
+class RateLimited(Overloaded):
+    """The tenant's requests or tokens per minute are used up."""
 
 
 class ProtocolError(TidemillError):
@@ -139,6 +150,10 @@ class JobError(TidemillError):
 
 class JobNotFound(JobError):
     """The job was never accepted here, or its result has expired."""
+
+
+class ResultExpired(JobNotFound):
+    """The job was accepted, and neither it nor its result is kept any more."""
 
 
 class JobNotFinished(JobError):

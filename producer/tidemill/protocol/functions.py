@@ -1,4 +1,4 @@
-"""The typed face of the Redis Functions in ``functions.lua``.
+"""The typed face of the Redis Functions in ``tidemill.protocol.library``.
 
 Each builder returns a ``Call``: a pure value that the ``run`` helpers execute on a synchronous or
 an asynchronous client, alone or pipelined.  All functions are idempotent, so a call whose reply
@@ -7,22 +7,24 @@ was lost may simply be made again.
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, Generic, TypeVar, cast
 
 import redis
 import redis.asyncio
 
 from tidemill.protocol.errors import (
+    BatchClosed,
     BrokerUnsupported,
     IdempotencyConflict,
     QueueFull,
+    RateLimited,
     StaleEpoch,
     TidemillError,
 )
+from tidemill.protocol.library import library_name, library_source
 
-LIBRARY = "tm1"
-LUA_SOURCE = files("tidemill.protocol").joinpath("functions.lua").read_text("utf-8")
+LIBRARY = library_name()
+LUA_SOURCE = library_source()
 
 R = TypeVar("R")
 Field = str | bytes | int | float
@@ -174,15 +176,49 @@ def typed_error(error: Exception) -> TidemillError | None:
     """Return the error of our tree that a function's error reply stands for, if it is one."""
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         return QueueFull("the server's memory is full", retry_after_seconds=5.0)
-    code, _, detail = str(error).partition(" ")
-    if code == "EPOCH":
-        return StaleEpoch("a newer scheduler leads this shard")
-    if code == "CONFLICT":
-        return IdempotencyConflict(
-            f"idempotency_key: already used for {detail} with another body",
-            field="idempotency_key",
-            fix="Use a new key for a new body.",
-        )
-    if code == "QUEUEFULL":
-        return QueueFull(f"the tenant already has {detail} queued jobs", retry_after_seconds=1.0)
-    return None
+    code, *details = str(error).split(" ")
+    make = _ERRORS.get(code)
+    return make(*details) if make is not None else None
+
+
+def _queue_full(what: str, used: str, retry_ms: str) -> QueueFull:
+    told = {
+        "jobs": f"the tenant already has {used} queued jobs",
+        "tokens": f"the tenant's queued jobs already have {used} tokens",
+        "bytes": f"the shard's unfinished jobs already take {used} bytes",
+    }
+    return QueueFull(told[what], retry_after_seconds=int(retry_ms) / 1000)
+
+
+def _rate_limited(what: str, limit: str, retry_ms: str) -> RateLimited:
+    unit = {"rpm": "requests", "tpm": "tokens"}[what]
+    return RateLimited(
+        f"the tenant's {limit} {unit} per minute are used up",
+        retry_after_seconds=int(retry_ms) / 1000,
+    )
+
+
+def _conflict(job_id: str) -> IdempotencyConflict:
+    return IdempotencyConflict(
+        f"idempotency_key: already used for {job_id} with another body",
+        field="idempotency_key",
+        fix="Use a new key for a new body.",
+    )
+
+
+def _batch_closed(batch: str) -> BatchClosed:
+    return BatchClosed(
+        f"batch: {batch!r} was closed and takes no more jobs",
+        field="batch",
+        fix="Use a new name.",
+    )
+
+
+#: First word of a function's error reply -> the error it stands for, made of the other words.
+_ERRORS: dict[str, Callable[..., TidemillError]] = {
+    "EPOCH": lambda: StaleEpoch("a newer scheduler leads this shard"),
+    "CONFLICT": _conflict,
+    "BATCHCLOSED": _batch_closed,
+    "QUEUEFULL": _queue_full,
+    "RATELIMITED": _rate_limited,
+}

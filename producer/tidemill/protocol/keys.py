@@ -9,7 +9,23 @@ GROUP = "sched"
 CONSUMER = "s"
 
 #: Keys that live for ever by design; every other key carries a TTL or is emptied by its last job.
-_PERMANENT = ("act", "run", "wk", "sche", "cnt", "salt", "dead")
+_PERMANENT = (
+    "act",
+    "cfg",
+    "cnt",
+    "dead",
+    "dly",
+    "due",
+    "ended",
+    "front",
+    "lib",
+    "mds",
+    "run",
+    "salt",
+    "sche",
+    "thr",
+    "wk",
+)
 _EMPTIED = ("in:",)
 
 
@@ -54,6 +70,21 @@ class ShardKeys:
         return self._name("run")
 
     @property
+    def delayed(self) -> str:
+        """Sorted set: job id -> ms from which it may run."""
+        return self._name("dly")
+
+    @property
+    def due(self) -> str:
+        """Sorted set: job id -> ms at which a time limit of the job may have passed."""
+        return self._name("due")
+
+    @property
+    def ended(self) -> str:
+        """Sorted set: ``<bytes> <job id>`` of ended jobs -> ms at which they are forgotten."""
+        return self._name("ended")
+
+    @property
     def workers(self) -> str:
         """Sorted set: worker id -> heartbeat expiry in ms."""
         return self._name("wk")
@@ -82,8 +113,48 @@ class ShardKeys:
 
     @property
     def counters(self) -> str:
-        """Hash: queued and running jobs per tenant."""
+        """Hash: queued and running jobs and queued tokens per tenant, bytes of the shard."""
         return self._name("cnt")
+
+    @property
+    def settings(self) -> str:
+        """Hash: what operators have set, ``<name>:<tenant>`` or ``<name>:*`` for all others."""
+        return self._name("cfg")
+
+    @property
+    def measures(self) -> str:
+        """Hash: counts of ended jobs, and what the leader has measured from them."""
+        return self._name("thr")
+
+    @property
+    def libraries(self) -> str:
+        """Sorted set: function library -> ms until which a process may still use it."""
+        return self._name("lib")
+
+    def rate_buckets(self, tenant: str) -> str:
+        """Hash: what is left of a tenant's requests and tokens per minute."""
+        return self._name(f"rl:{tenant}")
+
+    def batch(self, tenant: str, batch: str) -> str:
+        """Hash: a batch's number of jobs in all and by terminal state."""
+        return self._name(f"b:{tenant}:{batch}")
+
+    def batch_members(self, tenant: str, batch: str) -> str:
+        """Set: ids of a batch's jobs that have not ended."""
+        return self._name(f"bj:{tenant}:{batch}")
+
+    @property
+    def front_door(self) -> str:
+        """Stream of submissions that any client may add to."""
+        return self._name("front")
+
+    def front_reply(self, entry_id: str) -> str:
+        """List with the one answer to an entry of the front door."""
+        return self._name(f"fr:{entry_id}")
+
+    def back_door(self, tenant: str) -> str:
+        """Bounded stream of a tenant's ended jobs, for consumer groups of its own."""
+        return self._name(f"out:{tenant}")
 
     @property
     def salts(self) -> str:
@@ -126,4 +197,4 @@ def keys_of(job_id: str) -> ShardKeys:
 def is_permanent(key: bytes) -> bool:
     """Whether ``key`` may live without a TTL."""
     rest = key.decode("utf-8", "replace").partition("}:")[2]
-    return rest in (*_PERMANENT, "mds") or rest.startswith(_EMPTIED)
+    return rest in _PERMANENT or rest.startswith(_EMPTIED)

@@ -15,6 +15,13 @@ MAX_SEED = 2**63 - 1
 
 MAX_COUNT = 2**31 - 1
 
+#: Longest delay, deadline and time limit: 30 days.
+MAX_DURATION_MS = 30 * 24 * 3600 * 1000
+#: Last Unix time in ms that a job may be scheduled for, in the year 2255.
+MAX_TIME_MS = 9 * 10**12
+DEFAULT_RETRIES = 3
+MAX_RETRIES = 100
+
 
 def _check_utf8(text: str) -> str:
     try:
@@ -27,6 +34,7 @@ def _check_utf8(text: str) -> str:
 Text = Annotated[str, Field(min_length=1)]
 AnyText = Annotated[str, AfterValidator(_check_utf8)]
 Count = Annotated[int, Field(strict=True, le=MAX_COUNT)]
+Duration = Annotated[int, Field(strict=True, ge=0, le=MAX_DURATION_MS)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -107,6 +115,34 @@ class GenerateRequest(WireModel):
             raise ValueError("exactly one of prompt, prompt_ids and messages is needed")
         if not given[0]:
             raise ValueError("the prompt is empty")
+        return self
+
+
+class JobTerms(WireModel):
+    """When a job may and must run, and how often it is tried; all times are in ms, 0 for none.
+
+    ``delay_ms`` counts from the submission, ``not_before_ms`` is a Unix time; the later holds.
+    ``deadline_ms`` counts from the submission and bounds everything, retries included.
+    ``max_queue_ms`` bounds the wait for the first worker, from when the job may run;
+    ``stall_ms`` the time a running job may take for its next token.  A job that fails in a way
+    that may pass is tried again up to ``max_retries`` times.  ``batch`` names a group of the
+    tenant's jobs that can be counted and cancelled together.
+    """
+
+    delay_ms: Duration = 0
+    not_before_ms: int = Field(default=0, ge=0, le=MAX_TIME_MS)
+    deadline_ms: Duration = 0
+    max_queue_ms: Duration = 0
+    stall_ms: Duration = 0
+    max_retries: Annotated[int, Field(strict=True, ge=0, le=MAX_RETRIES)] = DEFAULT_RETRIES
+    batch: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{0,128}$")] = ""
+
+    @model_validator(mode="after")
+    def _deadline_after_start(self) -> "JobTerms":
+        if 0 < self.deadline_ms <= self.delay_ms:
+            raise ValueError(
+                f"deadline {self.deadline_ms} ms is not after the delay of {self.delay_ms} ms"
+            )
         return self
 
 

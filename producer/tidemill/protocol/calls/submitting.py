@@ -1,0 +1,137 @@
+"""Calls by which jobs come in."""
+
+from dataclasses import dataclass
+
+from tidemill.protocol.calls.lifetimes import BATCH_TTL_MS, REPLY_TTL_MS
+from tidemill.protocol.calls.replies import text
+from tidemill.protocol.codec import WIRE_VERSION, encode
+from tidemill.protocol.functions import Call
+from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.messages import GenerateRequest, JobTerms
+
+#: Bound on a tenant's waiting jobs where no setting says otherwise.
+DEFAULT_MAX_QUEUED = 1_000_000
+
+NO_TERMS = JobTerms()
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job about to be submitted; ``routing_key`` is empty if the prompt was not tokenised.
+
+    ``cost`` are its prompt's tokens, 0 if unknown; ``num_tokens`` what it counts against the
+    tenant's quotas, prompt and longest output together.
+    """
+
+    job_id: str
+    request: GenerateRequest
+    routing_key: bytes = b""
+    cost: int = 0
+    num_tokens: int = 0
+    idempotency_key: str = ""
+    body_digest: str = "-"
+    max_queued: int = DEFAULT_MAX_QUEUED
+    terms: JobTerms = NO_TERMS
+    parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """Reply of submit: ``created`` is false when the same job was accepted before.
+
+    ``durability`` is the level of the server with ``run_id`` as the leader has seen it, both empty
+    before there was a leader.
+    """
+
+    created: bool
+    job_id: str
+    durability: str = ""
+    run_id: str = ""
+
+
+def queue_class(priority: int) -> str:
+    """Return the priority class: p0 interactive (< 0), p1 standard (0), p2 batch (> 0)."""
+    return "p0" if priority < 0 else "p1" if priority == 0 else "p2"
+
+
+def queue_name(request: GenerateRequest) -> str:
+    """Return the ingress queue of a request: ``<priority class>:<tenant>``."""
+    return f"{queue_class(request.priority)}:{request.tenant}"
+
+
+def submit(keys: ShardKeys, job: NewJob) -> Call[Submitted]:
+    """Accept a job; needs the tenant's salt.
+
+    Raises ``IdempotencyConflict``, ``BatchClosed``, ``QueueFull`` or ``RateLimited``.
+    """
+    request, terms, queue = job.request, job.terms, queue_name(job.request)
+    return Call(
+        "submit",
+        (
+            keys.job(job.job_id),
+            keys.ingress(queue),
+            keys.active_queues,
+            keys.idempotency(request.tenant, job.idempotency_key),
+            keys.counters,
+            keys.salts,
+            keys.settings,
+            keys.measures,
+            keys.rate_buckets(request.tenant),
+            keys.delayed,
+            keys.due,
+            keys.batch(request.tenant, terms.batch),
+            keys.batch_members(request.tenant, terms.batch),
+            keys.libraries,
+        ),
+        (
+            job.job_id,
+            request.tenant,
+            queue,
+            request.model,
+            request.priority,
+            encode(request),
+            job.routing_key,
+            job.cost,
+            job.num_tokens,
+            job.body_digest,
+            job.max_queued,
+            job.idempotency_key,
+            keys.bell,
+            WIRE_VERSION,
+            terms.delay_ms,
+            terms.not_before_ms,
+            terms.deadline_ms,
+            terms.max_queue_ms,
+            terms.stall_ms,
+            terms.max_retries,
+            terms.batch,
+            job.parent,
+            BATCH_TTL_MS,
+        ),
+        lambda reply: Submitted(bool(reply[0]), *map(text, reply[1:])),
+    )
+
+
+def salt(keys: ShardKeys, *, tenant: str, random: bytes) -> Call[bytes]:
+    """Return the tenant's salt, made of ``random`` if it has none yet."""
+    return Call("salt", (keys.salts,), (tenant, random), bytes)
+
+
+def close_batch(keys: ShardKeys, *, tenant: str, batch: str, state: str) -> Call[int]:
+    """Let no more jobs into a batch, whatever becomes of those that are in it."""
+    return Call("close_batch", (keys.batch(tenant, batch),), (state, BATCH_TTL_MS), int)
+
+
+def answer(
+    keys: ShardKeys, *, entry_id: str, reply: bytes, refusal: str = "", body: bytes = b""
+) -> Call[bool]:
+    """Answer one entry of the front door and take it off; false if it was answered before.
+
+    With ``refusal`` the entry's ``body`` becomes a dead letter.
+    """
+    return Call(
+        "answer",
+        (keys.front_door, keys.front_reply(entry_id), keys.dead_letters),
+        (entry_id, reply, REPLY_TTL_MS, refusal, body),
+        bool,
+    )

@@ -1,0 +1,87 @@
+-- Tidemill's state changes: each function is one atomic move of one or more jobs.
+-- Rules: time comes from TIME alone; every key is in KEYS; every function may be called again with
+-- the same arguments (a lost reply is answered by a second call); at most 256 items a call; a
+-- function that refuses has written nothing.
+--
+-- The parts are joined in the order of their file names and registered under the version's name,
+-- so that two versions can serve the same keys during an upgrade (docs/redis-keys.md).
+--
+-- Key types: job = hash, in = stream (group "sched"), act/run/dly/due/wk/mds/ended/lib = sorted
+-- set, out = stream, cmd = stream, idem = string, cnt/salt/wi/md/cfg/thr/batch/rl = hash,
+-- members = set, sch/sche/tok = string, dead/back/front = stream, reply = list.
+-- Job fields: st state, tn tenant, md model, pr priority, qn queue, f fence, n tokens emitted,
+-- at attempts, cl fence of the last attempt that its worker read, cn n at the dispatch, cr crashes
+-- since the last new token, w worker, req request, h routing key, cost prompt tokens, tk tokens
+-- counted against quotas, eid pointer's entry id, ik idempotency key, salt, res result, err last
+-- error, bid batch, par parent, dl/qdl deadline of the job / of its first dispatch (ms, 0 none),
+-- sm stall timeout (ms, 0 none), mx/rt retries allowed / used, tp last token (ms),
+-- ts/td/tf/te submitted, dispatched, first token, ended (ms).
+
+local SEAL = '9007199254740991'
+local TERMINAL = {done = true, failed = true, cancelled = true, expired = true, dead = true}
+local MAX_LETTERS = 10000
+local MAX_COMMANDS = 10000
+local LIBRARY_TTL_MS = 86400000
+
+local function now()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+local function number(value)
+  return tonumber(value or 0) or 0
+end
+
+local function count(cnt, field, by)
+  if by ~= 0 and redis.call('HINCRBY', cnt, field, by) == 0 then redis.call('HDEL', cnt, field) end
+end
+
+-- Counts a job in (1) or out (-1) of its tenant's queue.
+local function count_queued(cnt, tenant, tokens, by)
+  count(cnt, 'q:' .. tenant, by)
+  count(cnt, 'qt:' .. tenant, by * number(tokens))
+end
+
+-- Says that this version of the library is in use; the leader drops those that nobody uses.
+local function announce(lib, t)
+  redis.call('ZADD', lib, 'GT', t + LIBRARY_TTL_MS, 'tmN')
+end
+
+local function load_job(job)
+  local v = redis.call('HMGET', job, 'st', 'n', 'f', 'w', 'tn', 'tk', 'bid', 'eid', 'at', 'cn',
+    'cl', 'mx', 'rt', 'dl', 'qdl', 'sm', 'td', 'tp', 'ik')
+  return {st = v[1], n = v[2], f = v[3], w = v[4], tn = v[5], tk = v[6], bid = v[7], eid = v[8],
+    at = v[9], cn = v[10], cl = v[11], mx = number(v[12]), rt = number(v[13]), dl = number(v[14]),
+    qdl = number(v[15]), sm = number(v[16]), td = number(v[17]), tp = number(v[18]), ik = v[19]}
+end
+
+-- Puts the pointer of a job that can run on its ingress stream.
+local function point(input, act, job, id, queue, bell)
+  local v = redis.call('HMGET', job, 'h', 'cost', 'md', 'at', 'pr')
+  if redis.call('EXISTS', input) == 0 then
+    redis.call('XGROUP', 'CREATE', input, 'sched', '0', 'MKSTREAM')
+  end
+  local entry = redis.call('XADD', input, '*',
+    'j', id, 'h', v[1], 'c', v[2], 'm', v[3], 'a', v[4], 'p', v[5])
+  redis.call('HSET', job, 'st', 'queued', 'eid', entry)
+  redis.call('ZADD', act, 'NX', now(), queue)
+  redis.call('SPUBLISH', bell, queue)
+end
+
+local function command(cmd, kind, id, fence, ttl)
+  local entry = redis.call('XADD', cmd, 'MAXLEN', '~', MAX_COMMANDS, '*',
+    'k', kind, 'j', id, 'f', fence)
+  redis.call('PEXPIRE', cmd, ttl)
+  return entry
+end
+
+-- When a job must be looked at again, 0 if never: the earliest of its time limits.
+local function next_due(v)
+  local due = v.dl
+  local function earlier(t)
+    if t ~= 0 and (due == 0 or t < due) then due = t end
+  end
+  if v.st ~= 'run' and number(v.f) == 0 then earlier(v.qdl) end
+  if v.st == 'run' and v.sm ~= 0 then earlier(math.max(v.td, v.tp) + v.sm) end
+  return due
+end

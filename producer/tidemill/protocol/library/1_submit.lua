@@ -1,0 +1,155 @@
+local MIN_RETRY_MS = 100
+local MAX_RETRY_MS = 60000
+local DEFAULT_RETRY_MS = 1000
+local BUCKET_TTL_MS = 120000
+
+-- How long until ``over`` units are gone at a measured rate per second.
+local function retry_ms(over, rate)
+  if not rate or number(rate) <= 0 then return DEFAULT_RETRY_MS end
+  return math.max(MIN_RETRY_MS, math.min(MAX_RETRY_MS, math.ceil(1000 * over / number(rate))))
+end
+
+local function limits_of(cfg, tenant)
+  local names, limits = {'jobs', 'tokens', 'rpm', 'tpm'}, {}
+  if redis.call('EXISTS', cfg) == 0 then return limits end
+  for _, name in ipairs(names) do
+    local v = redis.call('HMGET', cfg, name .. ':' .. tenant, name .. ':*')
+    limits[name] = tonumber(v[1] or v[2] or nil)
+  end
+  limits.bytes = tonumber(redis.call('HGET', cfg, 'bytes') or nil)
+  return limits
+end
+
+-- Why the queue has no room for a job of so many bytes and tokens; nil if it has.
+local function lacks_room(cnt, thr, tenant, limits, bytes, tokens)
+  local rate = redis.call('HMGET', thr, 'rj', 'rt', 'rb', 'mb')
+  local used = number(redis.call('HGET', cnt, 'qb'))
+  local max_bytes = limits.bytes or tonumber(rate[4] or nil)
+  if max_bytes and used > 0 and used + bytes > max_bytes then
+    return 'QUEUEFULL bytes ' .. used .. ' ' .. retry_ms(used + bytes - max_bytes, rate[3])
+  end
+  local queued = number(redis.call('HGET', cnt, 'q:' .. tenant))
+  if queued >= limits.jobs then
+    return 'QUEUEFULL jobs ' .. queued .. ' ' .. retry_ms(queued + 1 - limits.jobs, rate[1])
+  end
+  local waiting = number(redis.call('HGET', cnt, 'qt:' .. tenant))
+  -- A job that is larger than the limit may still run alone.
+  if limits.tokens and waiting > 0 and waiting + tokens > limits.tokens then
+    return 'QUEUEFULL tokens ' .. waiting .. ' ' ..
+      retry_ms(waiting + tokens - limits.tokens, rate[2])
+  end
+end
+
+local function refill(have, per_minute, elapsed)
+  return math.min(per_minute, (tonumber(have or nil) or per_minute) + per_minute * elapsed / 60000)
+end
+
+-- Takes one request and its tokens from the tenant's buckets; else says for how long they lack.
+local function take_rate(rl, limits, tokens, t)
+  if not (limits.rpm or limits.tpm) then return nil end
+  local v = redis.call('HMGET', rl, 'r', 't', 'at')
+  local elapsed = math.max(0, t - (tonumber(v[3] or nil) or t))
+  local values, wait, which = {'at', t}, 0, ''
+  local function take(field, have, per_minute, need, name)
+    if not per_minute then return end
+    local left = refill(have, per_minute, elapsed)
+    local lack = math.min(need, per_minute) - left
+    if lack > 0 and lack * 60000 / per_minute > wait then
+      wait, which = math.ceil(lack * 60000 / per_minute), name .. ' ' .. per_minute
+    end
+    values[#values + 1] = field
+    values[#values + 1] = string.format('%.4f', left - need)
+  end
+  take('r', v[1], limits.rpm, 1, 'rpm')
+  take('t', v[2], limits.tpm, tokens, 'tpm')
+  if wait > 0 then return 'RATELIMITED ' .. which .. ' ' .. wait end
+  redis.call('HSET', rl, unpack(values))
+  redis.call('PEXPIRE', rl, BUCKET_TTL_MS)
+end
+
+local function join_batch(batch, members, id, ttl)
+  redis.call('HINCRBY', batch, 'total', 1)
+  redis.call('PEXPIRE', batch, ttl)
+  redis.call('SADD', members, id)
+  redis.call('PEXPIRE', members, ttl)
+end
+
+-- KEYS job in act idem cnt salt cfg thr rl dly due batch members lib
+-- ARGV id tenant queue model priority request routing_key cost tokens body_sha max_queued idem_key
+--      bell v delay_ms not_before_ms deadline_ms max_queue_ms stall_ms max_retries batch parent
+--      batch_ttl_ms
+-- -> {1, id, level, run_id} created | {0, id, level, run_id} existed already
+-- errors CONFLICT id, NOSALT, BATCHCLOSED, QUEUEFULL what used retry_ms,
+--        RATELIMITED what limit retry_ms
+local function submit(K, A)
+  local server = redis.call('HMGET', K[8], 'lv', 'rid')
+  local level, run_id = server[1] or '', server[2] or ''
+  if redis.call('EXISTS', K[1]) == 1 then return {0, A[1], level, run_id} end
+  if A[12] ~= '' then
+    local known = redis.call('GET', K[4])
+    if known then
+      local sha, id = string.match(known, '^(%S+) (%S+)$')
+      if sha ~= A[10] then return redis.error_reply('CONFLICT ' .. id) end
+      return {0, id, level, run_id}
+    end
+  end
+  local salt = redis.call('HGET', K[6], A[2])
+  if not salt then return redis.error_reply('NOSALT') end
+  if A[21] ~= '' and redis.call('HGET', K[12], 'st') then
+    return redis.error_reply('BATCHCLOSED ' .. A[21])
+  end
+  local t, limits = now(), limits_of(K[7], A[2])
+  limits.jobs = limits.jobs or tonumber(A[11])
+  local refusal = lacks_room(K[5], K[8], A[2], limits, #A[6], number(A[9]))
+    or take_rate(K[9], limits, number(A[9]), t)
+  if refusal then return redis.error_reply(refusal) end
+
+  local function after(ms) return number(ms) == 0 and 0 or t + number(ms) end
+  local ready = math.max(after(A[15]), number(A[16]))
+  local v = {st = ready > t and 'delayed' or 'queued', f = 0, dl = after(A[17]), qdl = 0,
+    sm = number(A[19]), td = 0, tp = 0}
+  -- A delayed job's time in the queue begins when it may run.
+  if number(A[18]) > 0 then v.qdl = math.max(t, ready) + number(A[18]) end
+  if A[12] ~= '' then redis.call('SET', K[4], A[10] .. ' ' .. A[1]) end
+  redis.call('HSET', K[1], 'st', v.st, 'tn', A[2], 'qn', A[3], 'md', A[4], 'pr', A[5], 'req', A[6],
+    'h', A[7], 'cost', A[8], 'tk', A[9], 'ik', A[12], 'v', A[14], 'salt', salt, 'f', 0, 'n', 0,
+    'at', 0, 'cn', 0, 'cr', 0, 'w', '', 'eid', '', 'dl', v.dl, 'qdl', v.qdl, 'sm', v.sm,
+    'mx', A[20], 'bid', A[21], 'par', A[22], 'ts', t)
+  local due = next_due(v)
+  if due ~= 0 then redis.call('ZADD', K[11], due, A[1]) end
+  if v.st == 'delayed' then redis.call('ZADD', K[10], ready, A[1])
+  else point(K[2], K[3], K[1], A[1], A[3], A[13]) end
+  count_queued(K[5], A[2], A[9], 1)
+  count(K[5], 'qb', #A[6])
+  if A[21] ~= '' then join_batch(K[12], K[13], A[1], A[23]) end
+  announce(K[14], t)
+  return {1, A[1], level, run_id}
+end
+
+-- KEYS salt   ARGV tenant random   -> the tenant's salt; the first caller's random bytes win
+local function salt(K, A)
+  redis.call('HSETNX', K[1], A[1], A[2])
+  return redis.call('HGET', K[1], A[1])
+end
+
+-- Lets no more jobs into a batch.
+-- KEYS batch   ARGV state ttl_ms   -> 1
+local function close_batch(K, A)
+  redis.call('HSETNX', K[1], 'st', A[1])
+  redis.call('PEXPIRE', K[1], A[2])
+  return 1
+end
+
+-- Answers one entry of the front door, once, and takes it off; a refused one becomes a dead letter.
+-- KEYS front reply dead   ARGV entry reply ttl_ms reason body   -> 1 | 0 was answered already
+local function answer(K, A)
+  redis.call('XACK', K[1], 'sched', A[1])
+  if redis.call('XDEL', K[1], A[1]) == 0 then return 0 end
+  redis.call('RPUSH', K[2], A[2])
+  redis.call('PEXPIRE', K[2], A[3])
+  if A[4] ~= '' then
+    redis.call('XADD', K[3], 'MAXLEN', '~', MAX_LETTERS, '*',
+      'j', '', 'r', A[4], 'q', 'front', 'e', A[1], 'b', A[5])
+  end
+  return 1
+end

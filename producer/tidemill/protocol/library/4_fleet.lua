@@ -1,0 +1,109 @@
+-- KEYS run wk wi cmd status md mds tok lib job1 job2 ...
+-- ARGV worker lease_ms ttl_ms model_ttl_ms model, then per job: id fence
+-- -> {1 still registered | 0 register again, id no longer this worker's, ...}
+local function beat(K, A)
+  local t = now()
+  local reply = {redis.call('EXISTS', K[3]) * redis.call('EXISTS', K[6]) * redis.call('EXISTS', K[8])}
+  local expiry = t + tonumber(A[2])
+  redis.call('ZADD', K[2], expiry, A[1])
+  for i = 3, 5 do redis.call('PEXPIRE', K[i], A[3]) end
+  redis.call('PEXPIRE', K[6], A[4])
+  redis.call('PEXPIRE', K[8], A[4])
+  redis.call('ZADD', K[7], t + tonumber(A[4]), A[5])
+  announce(K[9], t)
+  for i = 10, #K do
+    local b = 6 + (i - 10) * 2
+    local v = redis.call('HMGET', K[i], 'f', 'st', 'w')
+    if v[1] == A[b + 1] and v[2] == 'run' and v[3] == A[1] then
+      redis.call('ZADD', K[1], 'XX', expiry, A[b])
+    else reply[#reply + 1] = A[b] end
+  end
+  return reply
+end
+
+-- KEYS wk wi md mds tok lib
+-- ARGV worker lease_ms ttl_ms model_ttl_ms model info card tokenizer   -> 1
+local function register(K, A)
+  local t = now()
+  redis.call('ZADD', K[1], t + tonumber(A[2]), A[1])
+  redis.call('HSET', K[2], 'info', A[6])
+  redis.call('PEXPIRE', K[2], A[3])
+  redis.call('HSET', K[3], 'card', A[7])
+  redis.call('PEXPIRE', K[3], A[4])
+  redis.call('ZADD', K[4], t + tonumber(A[4]), A[5])
+  redis.call('SET', K[5], A[8], 'PX', A[4])
+  announce(K[6], t)
+  return 1
+end
+
+-- KEYS status   ARGV status ttl_ms   -> 1
+local function report(K, A)
+  redis.call('XADD', K[1], 'MAXLEN', '~', 1000, '*', 's', A[1])
+  redis.call('PEXPIRE', K[1], A[2])
+  return 1
+end
+
+-- KEYS sch sche lib   ARGV scheduler lease_ms (0 resigns)   -> epoch | 0 another one leads
+local function lead(K, A)
+  local holder = redis.call('GET', K[1])
+  if holder and holder ~= A[1] then return 0 end
+  if A[2] == '0' then
+    if holder then redis.call('DEL', K[1]) end
+    return 0
+  end
+  redis.call('SET', K[1], A[1], 'PX', A[2])
+  announce(K[3], now())
+  if holder then return tonumber(redis.call('GET', K[2])) end
+  return redis.call('INCR', K[2])
+end
+
+-- What the leader has measured: rates per second of jobs, tokens and bytes, the bound on waiting
+-- bytes, and how durable the server is that has this run id.
+-- KEYS thr   ARGV rate_jobs rate_tokens rate_bytes max_bytes level run_id   -> 1
+local function measure(K, A)
+  redis.call('HSET', K[1], 'rj', A[1], 'rt', A[2], 'rb', A[3], 'mb', A[4], 'lv', A[5], 'rid', A[6])
+  return 1
+end
+
+-- Moves a pointer that nobody can read to the dead letters.
+-- KEYS in dead   ARGV entry queue job reason   -> 1 moved | 0 was not there
+local function bury(K, A)
+  redis.call('XACK', K[1], 'sched', A[1])
+  if redis.call('XDEL', K[1], A[1]) == 0 then return 0 end
+  redis.call('XADD', K[2], 'MAXLEN', '~', MAX_LETTERS, '*',
+    'j', A[3], 'r', A[4], 'q', A[2], 'e', A[1])
+  return 1
+end
+
+-- KEYS in act   ARGV queue   -> 1 removed | 0 still has entries
+local function retire(K, A)
+  if redis.call('EXISTS', K[1]) == 1 and redis.call('XLEN', K[1]) > 0 then return 0 end
+  redis.call('DEL', K[1])
+  redis.call('ZREM', K[2], A[1])
+  return 1
+end
+
+-- Forgets ended jobs before their time, or settles the account of those whose time is over.
+-- KEYS ended cnt, then per member: job out   ARGV members ("<bytes> <id>")   -> how many
+local function trim(K, A)
+  local num = 0
+  for i = 1, #A do
+    if redis.call('ZREM', K[1], A[i]) == 1 then
+      num = num + 1
+      count(K[2], 'rb', -tonumber(string.match(A[i], '^(%d+) ')))
+      local state = redis.call('HGET', K[2 * i + 1], 'st')
+      if not state or TERMINAL[state] then redis.call('DEL', K[2 * i + 1], K[2 * i + 2]) end
+    end
+  end
+  return num
+end
+
+-- Takes a letter off the dead letters, with its job if that is given up (drop = 1).
+-- KEYS dead job out   ARGV entry drop   -> 1 | 0 was not there
+local function drop_letter(K, A)
+  local gone = redis.call('XDEL', K[1], A[1])
+  if gone == 1 and A[2] == '1' and redis.call('HGET', K[2], 'st') == 'dead' then
+    redis.call('DEL', K[2], K[3])
+  end
+  return gone
+end

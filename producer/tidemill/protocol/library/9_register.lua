@@ -1,0 +1,28 @@
+local function register_function(name, callback, flags)
+  redis.register_function{function_name = 'tmN_' .. name, callback = callback, flags = flags}
+end
+
+-- At maxmemory submits are refused while everything that drains the system goes on.
+register_function('submit', submit, {})
+register_function('salt', salt, {})
+register_function('close_batch', close_batch, {'allow-oom'})
+register_function('answer', answer, {'allow-oom'})
+register_function('dispatch', dispatch, {'allow-oom'})
+register_function('claim', claim, {'allow-oom'})
+register_function('append', append, {'allow-oom'})
+register_function('finish', finish, {'allow-oom'})
+register_function('nack', nack, {'allow-oom'})
+register_function('cancel', cancel, {'allow-oom'})
+register_function('release', release, {'allow-oom'})
+register_function('promote', promote, {'allow-oom'})
+register_function('expire', expire, {'allow-oom'})
+register_function('beat', beat, {'allow-oom'})
+register_function('reap', reap, {'allow-oom'})
+register_function('trim', trim, {'allow-oom'})
+register_function('report', report, {'allow-oom'})
+register_function('measure', measure, {'allow-oom'})
+register_function('bury', bury, {'allow-oom'})
+register_function('drop_letter', drop_letter, {'allow-oom'})
+register_function('retire', retire, {'allow-oom'})
+register_function('lead', lead, {'allow-oom'})
+register_function('register', register, {'allow-oom'})
