@@ -1,0 +1,207 @@
+"""From a seed to everything that will be tried: jobs, cancellations and faults.  Pure."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TENANTS = ("default", "blue")
+NUM_WORKERS = 3
+NUM_SCHEDULERS = 2
+NUM_PRODUCERS = 2
+
+LEASE_SECONDS = 2.0
+BEAT_SECONDS = 0.5
+LEADER_LEASE_SECONDS = 1.0
+
+#: A worker dies when it computes a prompt with this token.
+POISON = 666
+
+#: The kinds of process that are killed, paused and cut off.
+ROLES = ("worker", "scheduler", "producer")
+
+CRASH_POINTS = {
+    "worker": (
+        "worker.claimed",
+        "worker.before_append",
+        "worker.after_append",
+        "worker.before_finish",
+        "worker.after_finish",
+    ),
+    "scheduler": (
+        "scheduler.after_read",
+        "scheduler.before_dispatch",
+        "scheduler.after_dispatch",
+        "scheduler.before_reap",
+        "scheduler.after_reap",
+    ),
+}
+
+#: Fault -> how often it is drawn, relative to the others.
+WEIGHTS = {
+    "kill_worker": 22,
+    "kill_scheduler": 9,
+    "kill_producer": 9,
+    "kill_redis": 8,
+    "pause_worker": 5,
+    "pause_scheduler": 3,
+    "pause_producer": 2,
+    "pause_redis": 3,
+    "reset": 8,
+    "lose_replies": 6,
+    "lose_requests": 3,
+    "half_open": 4,
+    "delay": 4,
+    "hold": 4,
+    "slow_fsync": 2,
+    "oom": 3,
+}
+FAULTS = tuple(WEIGHTS)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """One job; ``at`` is its time of submission in seconds after the start.
+
+    ``key`` is its idempotency key or empty.  A ``rival`` producer submits a job with a key as well;
+    a ``conflict`` submits another body under the same key and must be refused.  ``follow`` is
+    "none", "stream", "reattach" (a stream left and resumed several times) or "result".
+    """
+
+    number: int
+    at: float
+    producer: int
+    prompt: tuple[int, ...]
+    num_tokens: int
+    tenant: str = TENANTS[0]
+    priority: int = 0
+    stream: bool = True
+    key: str = ""
+    rival: int | None = None
+    conflict: bool = False
+    cancel_after: float | None = None
+    follow: str = "none"
+
+    @property
+    def is_poison(self) -> bool:
+        """Whether it kills its workers."""
+        return POISON in self.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something to break ``at`` seconds after the start, for ``seconds`` where that applies.
+
+    ``choice`` picks the victim among those there are, ``role`` the kind of process or connection.
+    """
+
+    at: float
+    name: str
+    role: str
+    choice: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one run tries; ``num_jobs`` jobs over ``seconds``, faults all the while."""
+
+    seed: int
+    seconds: float
+    jobs: tuple[JobPlan, ...]
+    faults: tuple[Fault, ...]
+    duplicate_share: float = 0.1
+    crash_share: float = 0.3
+    skew_share: float = 0.3
+
+
+def make_plan(
+    seed: int,
+    num_jobs: int,
+    seconds: float,
+    faults: Sequence[str] = FAULTS,
+    mean_gap: float = 0.7,
+) -> Plan:
+    """The same plan for the same arguments, in every process."""
+    jobs = _make_jobs(random.Random(f"jobs-{seed}"), num_jobs, seconds)
+    drawn = _make_faults(random.Random(f"faults-{seed}"), seconds, faults, mean_gap)
+    return Plan(seed, seconds, tuple(jobs), tuple(drawn))
+
+
+def _make_jobs(rng: random.Random, num_jobs: int, seconds: float) -> list[JobPlan]:
+    prefixes = [_tokens(rng, rng.choice((4, 8, 20, 32))) for _ in range(8)]
+    jobs: list[JobPlan] = []
+    while len(jobs) < num_jobs:
+        # Jobs come in groups that are submitted in one round trip.
+        at, producer, tenant = rng.uniform(0, seconds), rng.randrange(NUM_PRODUCERS), _tenant(rng)
+        for _ in range(min(rng.randint(1, 12), num_jobs - len(jobs))):
+            jobs.append(_make_job(rng, len(jobs), at, producer, tenant, rng.choice(prefixes)))
+    return jobs
+
+
+def _tenant(rng: random.Random) -> str:
+    return rng.choices(TENANTS, (3, 1))[0]
+
+
+def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(1000, 40_000) for _ in range(count))
+
+
+def _make_job(
+    rng: random.Random,
+    number: int,
+    at: float,
+    producer: int,
+    tenant: str,
+    prefix: tuple[int, ...],
+) -> JobPlan:
+    # Its number makes each prompt, and so each output, unlike all others.
+    prompt = (*prefix, *_tokens(rng, rng.randrange(8)), 40_000 + number % 9_000, number // 9_000)
+    poison = rng.random() < 0.002
+    key = f"k{number}" if rng.random() < 0.8 else ""
+    follow = rng.choices(("none", "stream", "reattach", "result"), (60, 22, 8, 10))[0]
+    is_cancelled = rng.random() < 0.06 and not poison
+    return JobPlan(
+        number=number,
+        at=at,
+        producer=producer,
+        prompt=(*prompt, POISON) if poison else prompt,
+        num_tokens=rng.choice((1, 2, 8, 12, 20, 40)),
+        tenant=tenant,
+        priority=rng.choice((-1, 0, 0, 1)),
+        stream=rng.random() < 0.75,
+        key=key,
+        rival=1 - producer if key and rng.random() < 0.05 else None,
+        conflict=bool(key) and rng.random() < 0.02,
+        cancel_after=rng.uniform(0.0, 1.5) if is_cancelled else None,
+        follow=follow,
+    )
+
+
+def _make_faults(
+    rng: random.Random, seconds: float, names: Sequence[str], mean_gap: float
+) -> list[Fault]:
+    weights = [WEIGHTS[name] for name in names]
+    faults: list[Fault] = []
+    at = 1.0 + rng.expovariate(1 / mean_gap)
+    while names and at < seconds:
+        name = rng.choices(names, weights)[0]
+        role = rng.choice(ROLES)
+        faults.append(Fault(at, name, role, rng.randrange(1 << 16), _duration(rng, name)))
+        at += rng.expovariate(1 / mean_gap)
+    return faults
+
+
+def _duration(rng: random.Random, name: str) -> float:
+    match name:
+        case "kill_redis":
+            return rng.choice((0.0, 0.3, 1.0, 2.0))
+        case "pause_worker" | "pause_producer":
+            return rng.uniform(1.1, 2.0) * LEASE_SECONDS
+        case "pause_scheduler":
+            return rng.uniform(1.2, 3.0) * LEADER_LEASE_SECONDS
+        case "pause_redis":
+            return rng.uniform(0.1, 1.3) * LEASE_SECONDS
+        case "hold":
+            return rng.uniform(1.0, 2.0) * LEASE_SECONDS
+        case _:
+            return rng.uniform(0.3, 1.5)

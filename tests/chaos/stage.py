@@ -1,0 +1,268 @@
+"""The processes of a run: started, watched and replaced, and the broker they meet in."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos.history import Recorder
+from chaos.plan import (
+    CRASH_POINTS,
+    NUM_PRODUCERS,
+    NUM_SCHEDULERS,
+    NUM_WORKERS,
+    ROLES,
+    Plan,
+)
+from chaos.process import ProcessSpec
+from tidemill.service.broker import EmbeddedBroker
+from tidemill.service.runtime import CRASH_STATUS, ParentLink
+
+Slot = tuple[str, int]
+
+_FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+_TESTS = Path(__file__).resolve().parents[1]
+#: Leaves, on a disk that is slow, room for the largest log a run writes.
+_MAX_MEMORY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOptions:
+    """How a run differs from the normal one: a planted bug, another library, another durability."""
+
+    patch: str = ""
+    library: str = ""
+    fsync: str = "always"
+
+
+@dataclass
+class Actor:
+    """One start of a process."""
+
+    name: str
+    slot: Slot
+    process: subprocess.Popen[bytes]
+    started: float
+    is_paused: bool = False
+
+
+class Proxy:
+    """The proxy process and its ports."""
+
+    def __init__(self, socket_path: Path) -> None:
+        command = [sys.executable, "-m", "chaos.proxy", str(socket_path), *ROLES]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
+        )
+        assert self._process.stdout is not None
+        self._ports = json.loads(self._process.stdout.readline())
+
+    def url(self, role: str) -> str:
+        """The broker's address for one kind of process."""
+        return f"redis://127.0.0.1:{self._ports[role]}/0"
+
+    def command(self, role: str, mode: str, seconds: float = 0.0) -> None:
+        """Change the weather for one kind of process."""
+        assert self._process.stdin is not None
+        line = json.dumps({"role": role, "mode": mode, "seconds": seconds})
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        """End the proxy."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(10)
+
+
+class Stage:
+    """Everything that runs; ``counts`` are the deaths so far by cause."""
+
+    def __init__(self, plan: Plan, directory: Path, options: StageOptions) -> None:
+        self.plan = plan
+        self.directory = directory
+        self.started = time.monotonic() + 2.0
+        self.counts: Counter[str] = Counter()
+        self.actors: dict[Slot, Actor] = {}
+        self.finished: set[Slot] = set()
+        self.recorder = Recorder(directory / "stage.jsonl")
+        self._options = options
+        self._rng = random.Random(f"stage-{plan.seed}")
+        self._num_starts: Counter[Slot] = Counter()
+        self._parent = ParentLink()
+        self._broker_lock = threading.Lock()
+        self.broker = EmbeddedBroker.start(
+            directory / "data",
+            fsync=options.fsync,  # type: ignore[arg-type]
+            max_memory_bytes=_MAX_MEMORY_BYTES,
+        )
+        self.proxy = Proxy(self.broker.settings.socket_path)
+        self.is_calm = False
+
+    def open(self) -> None:
+        """Start one process per slot."""
+        counts = {"worker": NUM_WORKERS, "scheduler": NUM_SCHEDULERS, "producer": NUM_PRODUCERS}
+        for role, count in counts.items():
+            for index in range(count):
+                self._start((role, index))
+
+    def supervise(self) -> None:
+        """Replace what has ended."""
+        for slot, actor in list(self.actors.items()):
+            status = actor.process.poll()
+            if status is None:
+                continue
+            self._note_end(actor, status)
+            del self.actors[slot]
+            if slot[0] == "producer" and status == 0:
+                self.finished.add(slot)
+            else:
+                self._start(slot)
+
+    def kill(self, actor: Actor, cause: str) -> None:
+        """SIGKILL, paused or not."""
+        self.recorder.record("kill", name=actor.name, cause=cause, wall=time.time())
+        actor.process.kill()
+
+    def pause(self, actor: Actor) -> None:
+        """Stop a process where it is."""
+        self.recorder.record("pause", name=actor.name)
+        actor.is_paused = True
+        actor.process.send_signal(signal.SIGSTOP)
+
+    def resume(self, actor: Actor) -> None:
+        """Let a stopped process go on; it may have been killed meanwhile."""
+        if actor.is_paused and actor.process.poll() is None:
+            actor.is_paused = False
+            actor.process.send_signal(signal.SIGCONT)
+            self.recorder.record("resume", name=actor.name)
+
+    def of_role(self, role: str) -> list[Actor]:
+        """The living processes of a role."""
+        return [
+            actor
+            for actor in self.actors.values()
+            if actor.slot[0] == role and actor.process.poll() is None
+        ]
+
+    def kill_broker(self, down_seconds: float) -> None:
+        """SIGKILL the broker and start it again on the same data; returns at once."""
+        if self._broker_lock.acquire(blocking=False):
+            self.counts["kill redis"] += 1
+            self.recorder.record("broker_kill", down=down_seconds)
+            os.kill(self.broker.pid, signal.SIGKILL)
+            threading.Thread(target=self._restart_broker, args=(down_seconds,)).start()
+
+    def _restart_broker(self, down_seconds: float) -> None:
+        try:
+            # The time that it is away is the fault itself.
+            time.sleep(down_seconds)
+            begun = time.monotonic()
+            self.broker.restart()
+            self.recorder.record("broker_up", load=round(time.monotonic() - begun, 3))
+        finally:
+            self._broker_lock.release()
+
+    def calm(self) -> None:
+        """End every fault: all processes run, all connections work."""
+        self.is_calm = True
+        for role in ROLES:
+            self.proxy.command(role, "calm")
+        for actor in list(self.actors.values()):
+            self.resume(actor)
+        with self._broker_lock:
+            pass
+        self.recorder.record("calm")
+
+    def close(self) -> dict[str, int]:
+        """Drain workers and schedulers; returns exit statuses by process name."""
+        actors = list(self.actors.values())
+        self.actors.clear()
+        for actor in actors:
+            actor.process.terminate()
+        statuses = {}
+        for actor in actors:
+            try:
+                statuses[actor.name] = actor.process.wait(20)
+            except subprocess.TimeoutExpired:
+                actor.process.kill()
+                statuses[actor.name] = actor.process.wait(10)
+        return statuses
+
+    def end(self) -> None:
+        """End the proxy and the broker."""
+        self._parent.close()
+        self.proxy.close()
+        self.broker.stop()
+        self.recorder.close()
+        shutil.rmtree(self.directory / "data", ignore_errors=True)
+
+    def _note_end(self, actor: Actor, status: int) -> None:
+        self.recorder.record("exit", name=actor.name, status=status, wall=time.time())
+        role = actor.slot[0]
+        if status == -signal.SIGKILL:
+            self.counts[f"kill {role}"] += 1
+        elif status == CRASH_STATUS:
+            self.counts[f"crash {role}"] += 1
+        elif status:
+            self.counts[f"failed {role}"] += 1
+        elif role != "producer":
+            self.counts[f"left {role}"] += 1
+
+    def _start(self, slot: Slot) -> None:
+        role, index = slot
+        self._num_starts[slot] += 1
+        name = f"{role}{index}-{self._num_starts[slot]}"
+        spec = ProcessSpec(
+            name=name,
+            role=role,
+            index=index,
+            url=self.proxy.url(role),
+            directory=str(self.directory),
+            seed=self.plan.seed,
+            num_jobs=len(self.plan.jobs),
+            seconds=self.plan.seconds,
+            started=self.started,
+            duplicate_share=self.plan.duplicate_share,
+            patch=self._options.patch,
+            library=self._options.library,
+        )
+        variables = self._variables(role)
+        with (self.directory / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                spec.command(),
+                env=environment() | self._parent.environment | variables,
+                pass_fds=self._parent.pass_fds,
+                stdout=log,
+                stderr=log,
+            )
+        self.actors[slot] = Actor(name, slot, process, time.monotonic())
+        self.recorder.record("start", name=name, **variables)
+
+    def _variables(self, role: str) -> dict[str, str]:
+        variables = {"TIDEMILL_CACHE_DIR": str(self.directory / "cache")}
+        points = CRASH_POINTS.get(role, ())
+        if points and not self.is_calm and self._rng.random() < self.plan.crash_share:
+            point, number = self._rng.choice(points), self._rng.choice((1, 3, 10, 40))
+            variables["TIDEMILL_CRASH_AT"] = f"{point}:{number}"
+        if _FAKETIME.exists() and self._rng.random() < self.plan.skew_share:
+            # Steady clocks stay true: it is the wall clocks of machines that differ.
+            variables["LD_PRELOAD"] = str(_FAKETIME)
+            variables["FAKETIME"] = self._rng.choice(("-300s", "+300s"))
+            variables["FAKETIME_DONT_FAKE_MONOTONIC"] = "1"
+        return variables
+
+
+def environment() -> dict[str, Any]:
+    """The environment of every process of a run."""
+    return os.environ | {"PYTHONPATH": str(_TESTS), "OMP_WAIT_POLICY": "passive"}

@@ -1,0 +1,98 @@
+"""What the checker works on: a run as one value, and what it finds wrong."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.history import Event, read_history
+from chaos.plan import JobPlan, Plan
+from chaos.truth import Truth
+
+SEAL = "9007199254740991"
+TERMINAL = frozenset({"done", "failed", "cancelled", "dead", "expired"})
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken promise: which invariant, of which job, and how."""
+
+    invariant: str
+    job: int | None
+    what: str
+
+    def __str__(self) -> str:
+        where = "" if self.job is None else f" job {self.job}"
+        return f"{self.invariant}{where}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a token log; ``writer`` is the fence in its id."""
+
+    writer: str
+    num_tokens: int
+    start: int | None = None
+    ids: tuple[int, ...] = ()
+    text: str = ""
+    claimant: str | None = None
+    end: dict[str, Any] | None = None
+
+
+@dataclass
+class Sight:
+    """What one subscriber of a job saw."""
+
+    chunks: list[Event] = field(default_factory=list)
+    ends: list[Event] = field(default_factory=list)
+    result: Event | None = None
+
+
+@dataclass
+class Run:
+    """A whole run: what was planned, what the clients saw, what the broker holds."""
+
+    plan: Plan
+    events: list[Event]
+    truth: Truth
+    by_number: dict[int, JobPlan] = field(init=False)
+    #: Job number -> the ids under which it was accepted.
+    accepted: dict[int, set[str]] = field(init=False)
+    sights: dict[int, Sight] = field(init=False)
+    cancels: dict[int, list[Event]] = field(init=False)
+    workers: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.by_number = {job.number: job for job in self.plan.jobs}
+        self.accepted, self.sights = defaultdict(set), defaultdict(Sight)
+        self.cancels, self.workers = defaultdict(list), {}
+        for event in self.events:
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        match event["e"]:
+            case "accepted":
+                self.accepted[event["n"]].add(event["job"])
+            case "chunk":
+                self.sights[event["n"]].chunks.append(event)
+            case "followed":
+                self.sights[event["n"]].ends.append(event)
+            case "result":
+                self.sights[event["n"]].result = event
+            case "cancel" | "cancelled":
+                self.cancels[event["n"]].append(event)
+            case "ready":
+                self.workers[event["worker"]] = event["name"]
+
+    @classmethod
+    def load(cls, directory: Path, plan: Plan) -> "Run":
+        """Read a recorded run."""
+        return cls(plan, read_history(directory), Truth.load(directory / "truth.msgpack"))
+
+    def of(self, event: str) -> list[Event]:
+        """The events of one kind in order."""
+        return [found for found in self.events if found["e"] == event]
+
+    def number_of(self) -> dict[str, int]:
+        """Job id -> number of the accepted jobs."""
+        return {job_id: n for n, job_ids in self.accepted.items() for job_id in job_ids}
