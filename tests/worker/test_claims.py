@@ -33,7 +33,7 @@ def test_a_claim_holds_prompt_salt_and_fence(
     shard.dispatch(redis_client, job_id, shard.lead(redis_client))
     (claim,) = loader.load([_run(job_id)])
     assert isinstance(claim, Claim)
-    assert (claim.job.job_id, claim.job.fence, claim.job.queue) == (job_id, 1, "p1:default")
+    assert (claim.job.job_id, claim.job.fence, claim.job.ref.queue) == (job_id, 1, "p1:default")
     assert claim.prompt_ids == (4, 5)
     assert claim.extra_keys == extra_keys(b"\x07" * 16, "r1", "mine")
     assert not claim.job.stream

@@ -81,7 +81,7 @@ def test_a_log_that_cannot_be_replayed_fails_its_job_alone(
 ) -> None:
     job_id = submit(redis_client, make_request((GARBLED,)))
     fence = shard.dispatch(redis_client, job_id, epoch, worker="wkr_dead").fence
-    assert shard.append(redis_client, job_id, fence, 0, 4).accepted
+    assert shard.append(redis_client, job_id, fence, 0, 4, worker="wkr_dead").accepted
     shard.expire_lease(redis_client, job_id)
     assert shard.reap(redis_client, job_id) == 1
     rig.runner.run_free()

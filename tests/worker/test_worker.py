@@ -141,7 +141,7 @@ def test_a_job_whose_tokens_are_all_in_the_log_ends_without_a_step(
 ) -> None:
     job_id = submit(redis_client, make_request(num_tokens=3))
     fence = shard.dispatch(redis_client, job_id, rig.epoch, worker="wkr_dead").fence
-    assert shard.append(redis_client, job_id, fence, 0, 3).accepted
+    assert shard.append(redis_client, job_id, fence, 0, 3, worker="wkr_dead").accepted
     shard.expire_lease(redis_client, job_id)
     assert shard.reap(redis_client, job_id) == 1
     rig.dispatch(job_id)
