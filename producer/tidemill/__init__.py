@@ -8,6 +8,7 @@ from tidemill.async_client import AsyncJob, AsyncProducer
 from tidemill.async_stream import AsyncTokenStream
 from tidemill.client import Job, Producer
 from tidemill.protocol.errors import (
+    BatchClosed,
     BrokerError,
     BrokerUnavailable,
     BrokerUnsupported,
@@ -23,6 +24,8 @@ from tidemill.protocol.errors import (
     Overloaded,
     ProtocolError,
     QueueFull,
+    RateLimited,
+    ResultExpired,
     StreamGap,
     TidemillError,
     UnknownModel,
@@ -46,6 +49,7 @@ __all__ = [
     "AsyncJob",
     "AsyncProducer",
     "AsyncTokenStream",
+    "BatchClosed",
     "BrokerError",
     "BrokerUnavailable",
     "BrokerUnsupported",
@@ -74,7 +78,9 @@ __all__ = [
     "ProtocolError",
     "QueueFull",
     "QueueStatus",
+    "RateLimited",
     "Result",
+    "ResultExpired",
     "SamplingOptions",
     "SamplingParams",
     "Status",

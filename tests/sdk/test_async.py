@@ -304,4 +304,6 @@ async def test_a_map_cancelled_at_any_point_leaves_no_job_running(
         task.cancel()
         await asyncio.wait({task})
         assert task.cancelled()
-        assert not redis_client.hgetall(KEYS.counters), f"after {num_turns} turns of the loop"
+        unfinished = redis_client.hgetall(KEYS.counters)
+        unfinished.pop(b"rb", None)  # what the ended jobs keep
+        assert not unfinished, f"after {num_turns} turns of the loop"
