@@ -1,0 +1,96 @@
+"""How the queue's figures are shown, and what they are held against."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from queue_stages import plain_title
+from rich.console import Console
+from rich.table import Table
+
+#: (level, what, path to the figure, bound, whether more is better).
+TARGETS = (
+    ("everysec", "submits per CPU second", ("stages", "submit", "per_cpu_second"), 5_000, True),
+    (
+        "everysec",
+        "chunks per CPU second",
+        ("stages", "append x256", "per_cpu_second"),
+        20_000,
+        True,
+    ),
+    ("always", "submits per CPU second", ("stages", "submit", "per_cpu_second"), 2_000, True),
+    ("always", "chunks per CPU second", ("stages", "append x256", "per_cpu_second"), 10_000, True),
+    ("everysec", "submit p50 ms", ("submit_p50_ms",), 1.0, False),
+    ("everysec", "submit p99 ms", ("submit_p99_ms",), 10.0, False),
+    ("always", "submit p99 ms", ("submit_p99_ms",), 25.0, False),
+    ("everysec", "share of a 50 ms step", ("share",), 0.02, False),
+)
+
+
+def check_targets(levels: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Hold the levels that were measured against their targets."""
+    verdicts = []
+    for level, what, path, bound, more_is_better in TARGETS:
+        if level in levels:
+            value = levels[level]
+            for name in path:
+                value = value[name]
+            met = value >= bound if more_is_better else value <= bound
+            verdicts.append(
+                {"level": level, "what": what, "value": value, "target": bound, "met": met}
+            )
+    return verdicts
+
+
+def print_report(out: Console, levels: Mapping[str, Any], targets: list[dict[str, Any]]) -> None:
+    """Print one table a level, the figures beside it, and the targets."""
+    for level, figures in levels.items():
+        out.print(make_table(level, figures))
+        for line in describe(figures):
+            out.print(line, highlight=False)
+        out.print()
+    for verdict in targets:
+        word = "met" if verdict["met"] else "MISSED"
+        out.print(
+            f"{verdict['level']}: {verdict['what']} {_short(verdict['value'])},"
+            f" target {_short(verdict['target'])}: {word}",
+            highlight=False,
+        )
+
+
+def make_table(level: str, figures: Mapping[str, Any]) -> Table:
+    """Return the rates of a level, one row a function and one a run of the load generator."""
+    table = Table(title=f"{figures['server']}, append-only file: {level}")
+    table.add_column("", no_wrap=True)
+    for column in ("per CPU s", "per s", "plain\nper CPU s", "plain\nper s", "ratio"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("plain")
+    for name, stage in figures["stages"].items():
+        plain = stage["plain"]
+        rates = (stage["per_cpu_second"], stage["per_second"])
+        beside = (plain["per_cpu_second"], plain["per_second"])
+        cells = [f"{rate:,.0f}" for rate in (*rates, *beside)]
+        table.add_row(name, *cells, f"{stage['ratio']:.2f}", plain_title(name))
+    for name, rates in figures["tools"].items():
+        cells = [f"{rates[key]:,.0f}" for key in ("per_cpu_second", "per_second")]
+        table.add_row(name, "", "", *cells, "", "")
+    return table
+
+
+def describe(figures: Mapping[str, Any]) -> list[str]:
+    """Say in words what is no rate."""
+    memory = figures["memory"]
+    return [
+        f"submit, one at a time: p50 {figures['submit_p50_ms']:.2f} ms,"
+        f" p99 {figures['submit_p99_ms']:.2f} ms",
+        f"bytes per job with a 2 kB prompt: waiting {memory['queued_bytes']:,.0f},"
+        f" running with 10 chunks {memory['running_bytes']:,.0f},"
+        f" ended {memory['ended_bytes']:,.0f}",
+        f"256 sequences, a flush each 50 ms step: server {figures['server_us_per_token']:.1f} us"
+        f" and publisher {figures['publisher_us_per_token']:.1f} us a token,"
+        f" {100 * figures['server_share']:.1f} % + {100 * figures['publisher_share']:.1f} %"
+        f" of the step",
+    ]
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
