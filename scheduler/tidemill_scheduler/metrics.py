@@ -13,6 +13,10 @@ NOT_QUEUED = Counter(
     "tidemill_scheduler_not_queued_total", "Dispatches of jobs that were not queued any more"
 )
 REAPED = Counter("tidemill_scheduler_reaped_total", "Jobs whose lease ran out", ["outcome"])
+PROMOTED = Counter("tidemill_scheduler_promoted_total", "Delayed jobs whose time to run has come")
+EXPIRED = Counter(
+    "tidemill_scheduler_expired_total", "Jobs that a time limit ended, by limit", ["reason"]
+)
 MALFORMED = Counter("tidemill_scheduler_malformed_total", "Pointers moved to the dead letters")
 TOKENIZED = Counter("tidemill_scheduler_tokenized_total", "Text jobs tokenised", ["outcome"])
 RESTARTS = Counter("tidemill_scheduler_restarts_total", "Terms that an error ended", ["reason"])

@@ -8,7 +8,7 @@ from typing import Any, cast
 import redis.asyncio
 
 from tidemill.protocol import calls
-from tidemill.protocol.calls import MAX_CRASHES, REF_FIELDS, JobRef
+from tidemill.protocol.calls import MAX_CRASHES, JobRef
 from tidemill.protocol.errors import BrokerUnavailable
 from tidemill.protocol.functions import Call, run_many_async
 from tidemill.protocol.keys import ShardKeys
@@ -16,12 +16,11 @@ from tidemill.protocol.messages import JobEnd
 from tidemill.protocol.states import FinishReason, JobState
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
-from tidemill_scheduler.clock import server_ms
+from tidemill_scheduler.due_jobs import find_due
 from tidemill_scheduler.grace import Grace
 
 _log = logging.getLogger(__name__)
 
-_MAX_BATCH = 256
 #: Passes in the length of one lease; each is also a contact that the grace counts from.
 _PASSES_PER_LEASE = 16
 
@@ -63,27 +62,17 @@ class Reaper:
     async def reap(self) -> int:
         """Requeue or end every job that is due; returns how many were."""
         num_reaped = 0
-        while expired := await self._find_expired():
+        while expired := await find_due(self._client, self._keys, self._keys.running):
             crash_point("scheduler.before_reap")
-            outcomes = await run_many_async(self._client, [self._call(job) for job in expired])
+            batch = [self._call(job.ref) for job in expired]
+            outcomes = await run_many_async(self._client, batch)
             crash_point("scheduler.after_reap")
             for job, outcome in zip(expired, outcomes, strict=True):
                 name = _OUTCOMES[cast(int, outcome)]
                 metrics.REAPED.labels(name).inc()
-                _log.info("the lease of %s ran out: %s", job.job_id, name)
+                _log.info("the lease of %s ran out: %s", job.ref.job_id, name)
             num_reaped += len(expired)
         return num_reaped
-
-    async def _find_expired(self) -> list[JobRef]:
-        now = await server_ms(self._client)
-        ids = await self._client.zrangebyscore(
-            self._keys.running, "-inf", now, start=0, num=_MAX_BATCH
-        )
-        job_ids = [job_id.decode() for job_id in cast(list[bytes], ids)]
-        async with self._client.pipeline(transaction=False) as pipe:
-            for job_id in job_ids:
-                pipe.hmget(self._keys.job(job_id), REF_FIELDS)
-            return [JobRef.read(*pair) for pair in zip(job_ids, await pipe.execute(), strict=True)]
 
     def _call(self, job: JobRef) -> Call[int]:
         return calls.reap(self._keys, job, end=_POISONED)

@@ -73,6 +73,13 @@ class Scheduler:
         else:
             self._line_of(job).remove(job)
 
+    def forget(self, job_id: str) -> bool:
+        """Forget a job that has ended; false if it does not wait here."""
+        if job_id not in self._jobs:
+            return False
+        self.remove_job(job_id)
+        return True
+
     def add_worker(self, info: WorkerInfo, now: float) -> None:
         """Let a worker take jobs."""
         if info.worker_id in self._workers:

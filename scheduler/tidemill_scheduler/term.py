@@ -20,6 +20,7 @@ from tidemill_scheduler.dispatcher import Dispatcher
 from tidemill_scheduler.grace import Grace
 from tidemill_scheduler.health import Health
 from tidemill_scheduler.ingress import Ingress
+from tidemill_scheduler.job_life import JobLife
 from tidemill_scheduler.jobs import WaitingJob, is_queue_name
 from tidemill_scheduler.leadership import Leadership
 from tidemill_scheduler.reaper import Reaper
@@ -57,6 +58,7 @@ class Term:
         self._ingress = Ingress(client, keys, leadership.epoch)
         self._watch = WorkerWatch(client, keys, self._scheduler, self._wake_dispatch)
         self._reaper = Reaper(client, keys, grace, config.lease_seconds)
+        self._job_life = JobLife(client, keys, self._scheduler.forget)
         self._dispatcher = Dispatcher(
             client, keys, self._scheduler, epoch=leadership.epoch, lease_ms=config.lease_ms
         )
@@ -86,6 +88,7 @@ class Term:
             self._give_out(),
             self._pool.run(),
             self._reaper.run(),
+            self._job_life.run(),
         )
         await run_together(_translated(duty) for duty in duties)
 

@@ -1,0 +1,36 @@
+"""Finds the jobs of an index whose time has come, by the server's clock."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import redis.asyncio
+
+from tidemill.protocol.calls import REF_FIELDS, JobRef
+from tidemill.protocol.keys import ShardKeys
+from tidemill_scheduler.clock import server_ms
+
+#: Jobs of one round trip: the server serves nobody else while it works them off.
+MAX_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DueJob:
+    """A job that is due, and the worker that had it last, empty if none had."""
+
+    ref: JobRef
+    worker_id: str
+
+
+async def find_due(client: redis.asyncio.Redis, keys: ShardKeys, index: str) -> list[DueJob]:
+    """Return the longest due jobs of ``index``, a sorted set by ms; 256 at most."""
+    now = await server_ms(client)
+    ids = await client.zrangebyscore(index, "-inf", now, start=0, num=MAX_BATCH)
+    job_ids = [job_id.decode("utf-8", "replace") for job_id in cast(list[bytes], ids)]
+    async with client.pipeline(transaction=False) as pipe:
+        for job_id in job_ids:
+            pipe.hmget(keys.job(job_id), *REF_FIELDS, "w")
+        rows = cast(list[list[bytes | None]], await pipe.execute())
+    return [
+        DueJob(JobRef.read(job_id, reference), (worker or b"").decode("utf-8", "replace"))
+        for job_id, (*reference, worker) in zip(job_ids, rows, strict=True)
+    ]

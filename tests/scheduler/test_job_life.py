@@ -1,0 +1,195 @@
+"""Jobs that must wait, and jobs whose time is over."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import redis
+import redis.asyncio
+
+from support.puppet_worker import PuppetWorker
+from support.scheduler_process import (
+    LIVENESS_SECONDS,
+    SchedulerProcess,
+    StartScheduler,
+    wait_for_leader,
+)
+from support.shard import KEYS, cancel, dispatch, lead, read_log, submit
+from support.wait import wait_until
+from tidemill.protocol.codec import decode
+from tidemill.protocol.messages import JobEnd, JobTerms
+from tidemill.service.redis import connect_async
+from tidemill.service.runtime import CRASH_STATUS
+from tidemill_scheduler.job_life import JobLife
+
+
+def state_of(client: redis.Redis, job_id: str) -> str:
+    return (client.hget(KEYS.job(job_id), "st") or b"").decode()
+
+
+def reason_of(client: redis.Redis, job_id: str) -> str:
+    _, fields = client.xrevrange(KEYS.token_log(job_id), count=1)[0]
+    return decode(fields[b"e"], JobEnd).finish_reason or ""
+
+
+def server_ms(client: redis.Redis) -> int:
+    seconds, microseconds = client.time()
+    return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+class Ledger:
+    """What a ``JobLife`` was told to forget."""
+
+    def __init__(self) -> None:
+        self.job_ids: list[str] = []
+
+    def forget(self, job_id: str) -> None:
+        self.job_ids.append(job_id)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+async def life(redis_url: str, redis_client: redis.Redis, ledger: Ledger) -> AsyncIterator[JobLife]:
+    async with connect_async(redis_url, retries=0) as client:
+        yield JobLife(client, KEYS, ledger.forget)
+
+
+async def test_only_delayed_jobs_whose_time_has_come_are_queued(
+    life: JobLife, redis_client: redis.Redis
+) -> None:
+    now_ms = server_ms(redis_client)
+    late = submit(redis_client, terms=JobTerms(delay_ms=3_600_000))
+    due = [submit(redis_client, terms=JobTerms(not_before_ms=now_ms + 60_000)) for _ in range(300)]
+    for job_id in due:
+        redis_client.zadd(KEYS.delayed, {job_id: 1}, xx=True)
+
+    assert await life.promote() == 300
+
+    assert {state_of(redis_client, job_id) for job_id in due} == {"queued"}
+    assert state_of(redis_client, late) == "delayed"
+    for job_id in (late, *due):
+        cancel(redis_client, job_id)
+
+
+async def test_an_expired_job_is_forgotten_and_leaves_no_pointer(
+    life: JobLife, ledger: Ledger, redis_client: redis.Redis
+) -> None:
+    job_id = submit(redis_client, terms=JobTerms(deadline_ms=1))
+    await asyncio.to_thread(wait_until, lambda: server_ms(redis_client) > _due_ms(redis_client))
+
+    assert await life.expire() == 1
+
+    assert (state_of(redis_client, job_id), reason_of(redis_client, job_id)) == (
+        "expired",
+        "deadline",
+    )
+    assert ledger.job_ids == [job_id]
+    assert not redis_client.xlen(KEYS.ingress("p1:default"))
+
+
+def _due_ms(client: redis.Redis) -> float:
+    return float(client.zrange(KEYS.due, 0, 0, withscores=True)[0][1])
+
+
+async def test_a_running_job_expires_wherever_it_runs(
+    life: JobLife, redis_client: redis.Redis
+) -> None:
+    job_id = submit(redis_client, terms=JobTerms(deadline_ms=60_000))
+    dispatch(redis_client, job_id, lead(redis_client), "wkr_elsewhere")
+    redis_client.hset(KEYS.job(job_id), "dl", 1)
+    redis_client.zadd(KEYS.due, {job_id: 1})
+
+    assert await life.expire() == 1
+
+    assert state_of(redis_client, job_id) == "expired"
+    kinds = [fields[b"k"] for _, fields in redis_client.xrange(KEYS.commands("wkr_elsewhere"))]
+    assert kinds == [b"run", b"cancel"]
+
+
+async def test_a_job_looked_at_before_its_limit_is_looked_at_again(
+    life: JobLife, redis_client: redis.Redis
+) -> None:
+    job_id = submit(redis_client, terms=JobTerms(deadline_ms=3_600_000))
+    redis_client.zadd(KEYS.due, {job_id: 1})
+
+    assert await life.expire() == 0
+
+    assert state_of(redis_client, job_id) == "queued"
+    assert _due_ms(redis_client) > server_ms(redis_client)
+    cancel(redis_client, job_id)
+
+
+def test_a_delayed_job_runs_when_its_time_has_come(
+    leader: SchedulerProcess, redis_client: redis.Redis
+) -> None:
+    worker = PuppetWorker(redis_client)
+    job_id = submit(redis_client, terms=JobTerms(delay_ms=300))
+    ready_ms = redis_client.zscore(KEYS.delayed, job_id)
+
+    [claim] = wait_until(worker.read, LIVENESS_SECONDS)
+
+    assert claim.job_id == job_id
+    dispatched_ms = int(redis_client.hget(KEYS.job(job_id), "td") or 0)
+    assert ready_ms is not None
+    print(f"dispatched {dispatched_ms - ready_ms:.0f} ms after its time")
+    assert dispatched_ms >= ready_ms
+    assert worker.finish(claim).accepted
+
+
+def test_each_time_limit_ends_a_job_with_its_own_reason(
+    leader: SchedulerProcess, redis_client: redis.Redis
+) -> None:
+    impatient = submit(redis_client, terms=JobTerms(max_queue_ms=300))
+    limited = submit(redis_client, terms=JobTerms(deadline_ms=300))
+    ids = [impatient, limited]
+    wait_until(lambda: all(state_of(redis_client, j) == "expired" for j in ids), LIVENESS_SECONDS)
+    worker = PuppetWorker(redis_client)
+    ids.append(submit(redis_client, terms=JobTerms(stall_ms=300)))
+    [claim] = wait_until(worker.read, LIVENESS_SECONDS)
+    wait_until(lambda: state_of(redis_client, claim.job_id) == "expired", LIVENESS_SECONDS)
+
+    reasons = [reason_of(redis_client, job_id) for job_id in ids]
+    assert reasons == ["queue_timeout", "deadline", "stalled"]
+    assert not worker.finish(claim).accepted
+    wait_until(lambda: not redis_client.exists(KEYS.ingress("p1:default")), LIVENESS_SECONDS)
+
+
+@pytest.mark.parametrize("point", ["before_promote", "after_promote"])
+def test_a_crash_while_promoting_queues_each_job_once(
+    redis_client: redis.Redis, start_scheduler: StartScheduler, point: str
+) -> None:
+    crashing = start_scheduler(crash_at=f"scheduler.{point}")
+    wait_for_leader(redis_client)
+    ids = [submit(redis_client, terms=JobTerms(delay_ms=200)) for _ in range(5)]
+    assert crashing.process.wait(LIVENESS_SECONDS) == CRASH_STATUS
+
+    start_scheduler()
+    worker = PuppetWorker(redis_client)
+
+    def enough() -> bool:
+        worker.work_off()
+        return len(worker.claims) >= 5
+
+    wait_until(enough, LIVENESS_SECONDS)
+    assert sorted(worker.job_ids) == sorted(ids)
+    assert {claim.fence for claim in worker.claims} == {1}
+
+
+@pytest.mark.parametrize("point", ["before_expire", "after_expire"])
+def test_a_crash_while_expiring_ends_each_job_once(
+    redis_client: redis.Redis, start_scheduler: StartScheduler, point: str
+) -> None:
+    crashing = start_scheduler(crash_at=f"scheduler.{point}")
+    wait_for_leader(redis_client)
+    ids = [submit(redis_client, terms=JobTerms(deadline_ms=200)) for _ in range(5)]
+    assert crashing.process.wait(LIVENESS_SECONDS) == CRASH_STATUS
+
+    start_scheduler()
+
+    wait_until(lambda: all(state_of(redis_client, j) == "expired" for j in ids), LIVENESS_SECONDS)
+    assert all(read_log(redis_client, job_id).terminals == ["expired"] for job_id in ids)
+    assert set(redis_client.hkeys(KEYS.counters)) == {b"rb"}
