@@ -10,6 +10,7 @@ import redis
 
 from tidemill.protocol import calls
 from tidemill.protocol.functions import run
+from tidemill.service.runtime import crash_point
 from tidemill_gpuworker import metrics
 from tidemill_gpuworker.jobs import Job, JobTable
 from tidemill_gpuworker.outbox import MAX_JOBS_PER_CALL
@@ -121,7 +122,9 @@ class Heartbeat:
             lease_ms=registration.lease_ms,
             jobs=[(job.job_id, job.fence) for job in batch],
         )
+        crash_point("worker.before_beat")
         beat = run(self._client, call)
+        crash_point("worker.after_beat")
         lost = set(beat.lost)
         for job in batch:
             if job.job_id in lost:

@@ -16,6 +16,7 @@ from tidemill.protocol.calls import NewJob, Submitted
 from tidemill.protocol.errors import InvalidRequest, TidemillError
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import ModelCard
+from tidemill.service.runtime import crash_point
 from tidemill.service.tokenizer_cache import HAS_TOKENIZERS, AsyncRedisTokenizers, TokenizerStore
 
 if TYPE_CHECKING:  # the SDK works without the tokenizer extra
@@ -40,11 +41,13 @@ class AsyncSubmitter:
         jobs = [await self._make_job(spec) for spec in specs]
         valid = [job for job in jobs if isinstance(job, NewJob)]
         submits = [calls.submit(self._endpoint.keys, job) for job in valid]
+        crash_point("producer.before_submit")
         try:
             receipts = await self._link.call_many(submits)
         except SaltMissing:
             await self._fetch_salt()
             receipts = await self._link.call_many(submits)
+        crash_point("producer.after_submit")
         replies = iter(receipts)
         return [next(replies) if isinstance(job, NewJob) else job for job in jobs]
 

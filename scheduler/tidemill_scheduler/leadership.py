@@ -10,6 +10,7 @@ from tidemill.protocol import calls
 from tidemill.protocol.errors import StaleEpoch
 from tidemill.protocol.functions import run_async
 from tidemill.protocol.keys import ShardKeys
+from tidemill.service.runtime import crash_point
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Leadership:
         """Wait, as a standby, until the lease is ours; returns the epoch."""
         while not (epoch := await self._lead()):
             await asyncio.sleep(self._lease_seconds / _STANDBY_TRIES)
+        crash_point("scheduler.after_lead")
         self.epoch = epoch
         _log.info("leading shard %s in epoch %d", self._keys.shard, epoch)
         return epoch
