@@ -3,6 +3,7 @@
 from tidemill._follow import Chunk
 from tidemill._reads import JobStatus
 from tidemill._request import JobOptions, JobSpec, Prompt, SamplingOptions
+from tidemill._terms import TermOptions
 from tidemill._version import __version__
 from tidemill.async_client import AsyncJob, AsyncProducer
 from tidemill.async_stream import AsyncTokenStream
@@ -85,6 +86,7 @@ __all__ = [
     "SamplingParams",
     "Status",
     "StreamGap",
+    "TermOptions",
     "TidemillError",
     "TokenStream",
     "UnknownModel",

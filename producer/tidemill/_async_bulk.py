@@ -7,7 +7,7 @@ from tidemill._async_submitter import AsyncSubmitter
 from tidemill._request import JobOptions, JobSpec, Prompt
 from tidemill._window import Window
 from tidemill.protocol.calls import Submitted
-from tidemill.protocol.errors import BrokerError, QueueFull, TidemillError
+from tidemill.protocol.errors import BrokerError, Overloaded, TidemillError
 from tidemill.result import Result
 
 Outcome = Result | TidemillError
@@ -80,7 +80,7 @@ class AsyncBulk:
             receipts = await self._receipts([spec for _, spec in batch])
             refused, wait_seconds = [], 0.0
             for (index, spec), receipt in zip(batch, receipts, strict=True):
-                if isinstance(receipt, QueueFull):
+                if isinstance(receipt, Overloaded):
                     refused.append((index, spec))
                     wait_seconds = receipt.retry_after_seconds
                 else:

@@ -4,7 +4,7 @@ from tidemill._reads import SEAL, LogPage, Outcome, Read, log_page, outcome
 from tidemill.protocol.codec import decode
 from tidemill.protocol.keys import ShardKeys, keys_of
 from tidemill.protocol.messages import JobEnd, TokenChunk
-from tidemill.result import Result, from_log, from_stored, not_found
+from tidemill.result import Result, from_log, from_stored, not_found, result_expired
 
 _SEAL_PREFIX = f"{SEAL}-".encode()
 
@@ -46,7 +46,7 @@ class ResultFollower:
         return outcome(self.keys, self.job_id)
 
     def take_reply(self, reply: Outcome | LogPage) -> None:
-        """Take the reply to ``next_read()``; raises ``JobNotFound``."""
+        """Take the reply to ``next_read()``; raises ``JobNotFound`` or ``ResultExpired``."""
         if isinstance(reply, Outcome):
             self._take_outcome(reply)
         else:
@@ -75,4 +75,4 @@ class ResultFollower:
                 self.must_read = False
                 return
         if page.is_last:
-            raise not_found(self.job_id)
+            raise result_expired(self.job_id)

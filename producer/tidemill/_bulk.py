@@ -10,7 +10,7 @@ from tidemill._results import LONG_SECONDS, ResultGroup
 from tidemill._submitter import Submitter
 from tidemill._window import Window
 from tidemill.protocol.calls import Submitted
-from tidemill.protocol.errors import QueueFull, TidemillError
+from tidemill.protocol.errors import Overloaded, TidemillError
 from tidemill.result import Result
 
 #: For so long items are gathered before they are submitted together.
@@ -81,7 +81,7 @@ class Bulk:
         for (index, spec), receipt in zip(batch, receipts, strict=True):
             if isinstance(receipt, Submitted):
                 self._await(index, receipt, spec)
-            elif isinstance(receipt, QueueFull):
+            elif isinstance(receipt, Overloaded):
                 self._refused.append((index, spec))
                 self._retry_at = time.monotonic() + receipt.retry_after_seconds
             else:

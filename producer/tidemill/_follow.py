@@ -15,7 +15,7 @@ from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import InvalidRequest, ProtocolError, StreamGap
 from tidemill.protocol.keys import ShardKeys, keys_of
 from tidemill.protocol.messages import JobEnd, JobResult, TokenChunk
-from tidemill.result import not_found
+from tidemill.result import not_found, result_expired
 
 _EVENT_ID = re.compile(r"(\d{1,16})-(\d{1,10})", re.ASCII)
 
@@ -121,8 +121,8 @@ class TokenFollower:
     def take_reply(self, reply: LogPage | Outcome) -> None:
         """Take the reply to ``next_read()``.
 
-        Raises ``JobNotFound``; ``InvalidRequest`` if the reader wants to resume inside a chunk;
-        ``StreamGap`` if the log lacks tokens.
+        Raises ``JobNotFound`` (``ResultExpired``); ``InvalidRequest`` if the reader wants to resume
+        inside a chunk; ``StreamGap`` if the log lacks tokens.
         """
         if isinstance(reply, LogPage):
             self._take_page(reply)
@@ -155,7 +155,7 @@ class TokenFollower:
 
     def _take_result(self, stored: Outcome) -> None:
         if stored.result is None:
-            raise not_found(self.job_id)
+            raise result_expired(self.job_id)
         self._scanned_chars = 0
         for chunk in stored_chunks(stored.result):
             self._place(chunk)

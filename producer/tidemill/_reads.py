@@ -10,7 +10,7 @@ from tidemill.protocol.codec import MAX_RESULT_BYTES, decode
 from tidemill.protocol.errors import MalformedMessage, ProtocolError
 from tidemill.protocol.functions import Field
 from tidemill.protocol.keys import ShardKeys
-from tidemill.protocol.messages import JobResult, ModelCard, WorkerInfo
+from tidemill.protocol.messages import JobEnd, JobResult, ModelCard, WorkerInfo
 from tidemill.protocol.states import JobState
 
 R = TypeVar("R", covariant=True)
@@ -81,7 +81,13 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A snapshot of one job; times are in ms of the server's clock, None if not reached."""
+    """A snapshot of one job; times are in ms of the server's clock, None if not reached or set.
+
+    ``ready_ms`` is when a delayed job may run, ``deadline_ms`` when it expires.  ``num_retries`` of
+    ``max_retries`` were used up.  ``error`` is that of the last try, or why the job ended, the
+    latter like ``finish_reason`` for as long as its token log is kept.  ``parent`` is the dead job
+    that this one repeats.
+    """
 
     job_id: str
     state: JobState
@@ -93,6 +99,14 @@ class JobStatus:
     dispatched_ms: int | None
     first_token_ms: int | None
     ended_ms: int | None
+    ready_ms: int | None = None
+    deadline_ms: int | None = None
+    num_retries: int = 0
+    max_retries: int = 0
+    finish_reason: str | None = None
+    error: str | None = None
+    batch: str | None = None
+    parent: str | None = None
 
 
 def log_page(keys: ShardKeys, job_id: str, after: str) -> Read[LogPage]:
@@ -123,14 +137,21 @@ def location(keys: ShardKeys, job_id: str) -> Read[Location | None]:
     )
 
 
-_STATUS_FIELDS = ("st", "md", "pr", "n", "at", "ts", "td", "tf", "te")
+_STATUS_FIELDS = (
+    *("st", "md", "pr", "n", "at", "ts", "td", "tf", "te"),
+    *("dl", "rt", "mx", "err", "bid", "par"),
+)
 
 
 def job_status(keys: ShardKeys, job_id: str) -> Read[JobStatus | None]:
     """Read a snapshot of one job; None if there is no such job."""
     return Read(
-        (("HMGET", keys.job(job_id), *_STATUS_FIELDS),),
-        lambda replies: _job_status(job_id, replies[0]),
+        (
+            ("HMGET", keys.job(job_id), *_STATUS_FIELDS),
+            ("ZSCORE", keys.delayed, job_id),
+            ("XREVRANGE", keys.token_log(job_id), "+", "-", "COUNT", 1),
+        ),
+        lambda replies: _job_status(job_id, *replies),
     )
 
 
@@ -199,11 +220,18 @@ def _outcome(state: bytes | None, stored: bytes | None) -> Outcome:
     return Outcome(_state(state), decode(stored, JobResult, max_bytes=MAX_RESULT_BYTES))
 
 
-def _job_status(job_id: str, values: Sequence[bytes | None]) -> JobStatus | None:
+def _job_status(
+    job_id: str,
+    values: Sequence[bytes | None],
+    ready: float | None,
+    last_entries: Sequence[tuple[bytes, dict[bytes, bytes]]],
+) -> JobStatus | None:
     fields = dict(zip(_STATUS_FIELDS, values, strict=True))
     state = _state(fields["st"])
     if state is None:
         return None
+    ending = last_entries[0][1].get(b"e") if last_entries else None
+    end = None if ending is None else decode(ending, JobEnd)
     return JobStatus(
         job_id=job_id,
         state=state,
@@ -215,7 +243,19 @@ def _job_status(job_id: str, values: Sequence[bytes | None]) -> JobStatus | None
         dispatched_ms=_optional_int(fields["td"]),
         first_token_ms=_optional_int(fields["tf"]),
         ended_ms=_optional_int(fields["te"]),
+        ready_ms=None if ready is None else int(ready),
+        deadline_ms=int(fields["dl"] or 0) or None,
+        num_retries=int(fields["rt"] or 0),
+        max_retries=int(fields["mx"] or 0),
+        finish_reason=None if end is None else end.finish_reason,
+        error=(end and end.error) or _optional_text(fields["err"]),
+        batch=_optional_text(fields["bid"]),
+        parent=_optional_text(fields["par"]),
     )
+
+
+def _optional_text(value: bytes | None) -> str | None:
+    return value.decode("utf-8", "replace") if value else None
 
 
 def _optional_int(value: bytes | None) -> int | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from pydantic import TypeAdapter, ValidationError
 
+from tidemill._terms import TermOptions, take_terms
 from tidemill.protocol.calls import NewJob
 from tidemill.protocol.codec import MAX_ARRAY_LEN, MAX_MESSAGE_BYTES, encode
 from tidemill.protocol.errors import InvalidRequest, UnknownModel
@@ -15,12 +16,13 @@ from tidemill.protocol.messages import (
     MAX_SEED,
     ChatMessage,
     GenerateRequest,
+    JobTerms,
     ModelCard,
     SamplingParams,
     Tenant,
     invalid_request,
 )
-from tidemill.service.prompt import prepare, validate
+from tidemill.service.prompt import most_tokens, prepare, validate
 
 if TYPE_CHECKING:  # the SDK works without the tokenizer extra
     from tidemill.service.tokenizer import Tokenizer
@@ -55,7 +57,11 @@ class SamplingOptions(TypedDict, total=False):
     skip_special_tokens: bool
 
 
-class JobOptions(SamplingOptions, total=False):
+class RunOptions(SamplingOptions, TermOptions, total=False):
+    """How a job samples, when it may and must run, and how often it is tried."""
+
+
+class JobOptions(RunOptions, total=False):
     """Everything that ``submit`` takes beside the prompt."""
 
     model: str | None
@@ -92,6 +98,7 @@ class Draft:
     """A valid request as its caller gave it: the model may be open, the seed is not drawn."""
 
     request: GenerateRequest
+    terms: JobTerms
     model: str | None
     idempotency_key: str
     body_digest: str
@@ -120,6 +127,7 @@ def make_draft(prompt: Prompt, options: JobOptions, tenant: str) -> Draft:
     fields: dict[str, Any] = {**options}
     model, key = fields.pop("model", None), _checked_key(fields.pop("idempotency_key", None))
     own = {name: fields.pop(name) for name in _REQUEST_OPTIONS & fields.keys()}
+    terms = take_terms(fields)
     try:
         request = GenerateRequest(
             model=_ANY_MODEL if model is None else model,
@@ -131,7 +139,9 @@ def make_draft(prompt: Prompt, options: JobOptions, tenant: str) -> Draft:
     except ValidationError as error:
         raise invalid_request(error) from error
     body = _checked_size(request)
-    return Draft(request, model, key, sha256(body).hexdigest() if key else "-", len(body))
+    # The same key with other terms is another job too.
+    digest = sha256(body + encode(terms)).hexdigest() if key else "-"
+    return Draft(request, terms, model, key, digest, len(body))
 
 
 def one_key_for_many() -> InvalidRequest:
@@ -188,6 +198,8 @@ def make_job(
         request=request,
         routing_key=routing_key,
         cost=cost,
+        num_tokens=most_tokens(request, card),
+        terms=draft.terms,
         idempotency_key=draft.idempotency_key,
         body_digest=draft.body_digest,
     )

@@ -16,7 +16,7 @@ from tidemill._cancel import cancel_call, final_state
 from tidemill._endpoint import find_endpoint
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
 from tidemill._reads import JobStatus, job_status, location
-from tidemill._request import JobOptions, JobSpec, Prompt, SamplingOptions, one_key_for_many
+from tidemill._request import JobOptions, JobSpec, Prompt, RunOptions, one_key_for_many
 from tidemill._window import Window
 from tidemill.async_stream import AsyncTokenStream
 from tidemill.protocol.errors import BrokerError, JobError, TidemillError
@@ -82,28 +82,30 @@ class AsyncProducer:
         idempotency_key: str | None = None,
         cache_salt: str | None = None,
         stream: bool = True,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[RunOptions],
     ) -> AsyncJob:
         """Queue one job; its prompt is text, token ids or the messages of a conversation.
 
-        ``model`` may be left out while only one is served.  ``sampling`` takes the fields of
-        ``SamplingParams``, such as ``max_tokens``, and goes before ``params``.  A lower
-        ``priority`` runs sooner.  The same ``idempotency_key`` always gets the same job, so a call
-        that raised ``BrokerUnavailable`` may be made again.  ``stream=False`` saves the broker work
-        if only the result is wanted.
+        ``model`` may be left out while only one is served.  ``options`` are the fields of
+        ``SamplingParams``, such as ``max_tokens``, which go before ``params``, and those of
+        ``TermOptions``, such as ``deadline``.  A lower ``priority`` runs sooner.  The same
+        ``idempotency_key`` always gets the same job, so a call that raised ``BrokerUnavailable``
+        may be made again; it covers all options.  ``stream=False`` saves the broker work if only
+        the result is wanted.
 
-        Raises ``InvalidRequest`` (``UnknownModel``, ``IdempotencyConflict``), ``QueueFull``.
+        Raises ``InvalidRequest`` (``UnknownModel``, ``IdempotencyConflict``, ``BatchClosed``) or
+        ``Overloaded`` (``QueueFull``, ``RateLimited``), which says when to try again.
         """
-        options: JobOptions = {
+        everything: JobOptions = {
             "model": model,
             "params": params,
             "priority": priority,
             "idempotency_key": idempotency_key,
             "cache_salt": cache_salt,
             "stream": stream,
-            **sampling,
+            **options,
         }
-        [job] = await self.submit_many([JobSpec(prompt, **options)])
+        [job] = await self.submit_many([JobSpec(prompt, **everything)])
         if isinstance(job, TidemillError):
             raise job
         return job

@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tidemill.protocol.errors import JobCancelled, JobError, JobFailed, JobNotFound
+from tidemill.protocol.errors import (
+    JobCancelled,
+    JobError,
+    JobFailed,
+    JobNotFound,
+    ResultExpired,
+)
 from tidemill.protocol.messages import JobEnd, JobResult, Usage
 from tidemill.protocol.states import JobState
 
@@ -46,12 +52,18 @@ def failure_of(job_id: str, end: JobEnd, result: Result | None = None) -> JobErr
     if state is JobState.CANCELLED:
         return JobCancelled(f"{job_id} was cancelled", job_id=job_id, result=result)
     reason = end.error or "no reason was given"
-    return JobFailed(f"{job_id} is {state}: {reason}", job_id=job_id, state=state, result=result)
+    return JobFailed(
+        f"{job_id} is {state}: {reason}",
+        job_id=job_id,
+        state=state,
+        finish_reason=end.finish_reason or "",
+        result=result,
+    )
 
 
 def outcome_of(result: Result) -> Result | JobError:
     """Return ``result`` itself if the job is done, else the error that carries it."""
-    end = JobEnd(state=result.state, error=result.error)
+    end = JobEnd(state=result.state, finish_reason=result.finish_reason, error=result.error)
     return failure_of(result.job_id, end, result) or result
 
 
@@ -61,6 +73,15 @@ def not_found(job_id: str) -> JobNotFound:
         f"there is no job {job_id}",
         job_id=job_id,
         fix="Check the id and the broker; results are kept for 24 hours after the job's end.",
+    )
+
+
+def result_expired(job_id: str) -> ResultExpired:
+    """Return the error for a job that has ended, and of whose output nothing is left."""
+    return ResultExpired(
+        f"{job_id} has ended, and its result is not kept any more",
+        job_id=job_id,
+        fix="Read results within 24 hours, or raise the bound on kept results.",
     )
 
 

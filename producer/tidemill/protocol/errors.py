@@ -171,7 +171,11 @@ class JobCancelled(JobError):
 
 
 class JobFailed(JobError):
-    """The job ended as failed, expired or dead; ``state`` says which, ``result`` how far it got."""
+    """The job ended as failed, expired or dead; ``state`` says which, ``result`` how far it got.
+
+    ``finish_reason`` of an expired job is the time limit that passed: deadline, queue_timeout or
+    stalled.
+    """
 
     def __init__(
         self,
@@ -179,11 +183,13 @@ class JobFailed(JobError):
         *,
         job_id: str,
         state: str,
+        finish_reason: str = "",
         fix: str = "",
         result: PartialResult | None = None,
     ) -> None:
         super().__init__(message, job_id=job_id, fix=fix)
         self.state = state
+        self.finish_reason = finish_reason
         self.result = result
 
 

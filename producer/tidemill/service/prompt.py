@@ -10,6 +10,9 @@ from tidemill.protocol.prefix import ExtraKeys, hash_blocks, routing_key, salt_k
 if TYPE_CHECKING:  # an SDK without the tokenizer extra still checks and hashes prompt ids
     from tidemill.service.tokenizer import Tokenizer
 
+#: A rule of thumb for text that nobody has tokenised yet.
+BYTES_PER_TOKEN = 4
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
@@ -57,6 +60,21 @@ def validate(request: GenerateRequest, prompt_len: int, card: ModelCard) -> None
     _check_vocabulary("params.stop_token_ids", request.params.stop_token_ids, card)
     _check_prompt_length(_prompt_field(request), prompt_len, card)
     _check_output_length(request.params, prompt_len, card)
+
+
+def most_tokens(request: GenerateRequest, card: ModelCard) -> int:
+    """What a job counts against its tenant's quotas: its prompt and its longest output, in tokens.
+
+    The length of a prompt that is still text is estimated from its bytes.
+    """
+    room = card.max_model_len - 1
+    if request.prompt_ids is not None:
+        prompt_len = len(request.prompt_ids)
+    else:
+        texts = [request.prompt or "", *(turn.content for turn in request.messages or ())]
+        num_bytes = sum(len(text.encode()) for text in texts)
+        prompt_len = min(room, -(-num_bytes // BYTES_PER_TOKEN))
+    return min(card.max_model_len, prompt_len + (request.params.max_tokens or card.max_model_len))
 
 
 def extra_keys(salt: bytes, revision: str, cache_salt: str | None) -> ExtraKeys:

@@ -1,0 +1,134 @@
+"""When a job may and must run, as callers say it: in seconds and datetimes; pure."""
+
+import math
+from datetime import datetime
+from typing import Any, TypedDict
+
+from pydantic import ValidationError
+
+from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.messages import (
+    DEFAULT_RETRIES,
+    MAX_DURATION_MS,
+    MAX_RETRIES,
+    MAX_TIME_MS,
+    JobTerms,
+    invalid_request,
+)
+
+MAX_SECONDS = MAX_DURATION_MS // 1000
+
+#: Option -> field of ``JobTerms``, for the options that are a number of seconds.
+_SECONDS = {
+    "delay": "delay_ms",
+    "deadline": "deadline_ms",
+    "max_queue": "max_queue_ms",
+    "stall_timeout": "stall_ms",
+}
+
+
+class TermOptions(TypedDict, total=False):
+    """When a job may and must run, and how often it is tried.
+
+    ``delay`` and ``at`` hold it back: for so many seconds, until a time with a time zone; the later
+    one counts.  Then it must end within ``deadline`` seconds of its submission, get its first
+    worker within ``max_queue`` seconds of the moment it may run, and its next token within
+    ``stall_timeout`` seconds while it runs; otherwise it expires.  After an error that may pass it
+    is tried again, ``max_retries`` times at most.  ``batch`` names jobs that are counted and
+    cancelled together.
+    """
+
+    delay: float | None
+    at: datetime | None
+    deadline: float | None
+    max_queue: float | None
+    stall_timeout: float | None
+    max_retries: int | None
+    batch: str | None
+
+
+def take_terms(options: dict[str, Any]) -> JobTerms:
+    """Take the options of ``TermOptions`` out of ``options``; raises ``InvalidRequest``."""
+    given = {name: options.pop(name, None) for name in TermOptions.__annotations__}
+    fields: dict[str, Any] = {
+        field: _milliseconds(name, given[name], least=0 if name == "delay" else 1)
+        for name, field in _SECONDS.items()
+    }
+    try:
+        return JobTerms(
+            **fields,
+            not_before_ms=_unix_ms(given["at"]),
+            max_retries=_retries(given["max_retries"]),
+            batch=_batch(given["batch"]),
+        )
+    except ValidationError as error:
+        # Each for itself is right, so it is the deadline that comes before the job may run.
+        told = invalid_request(error).message.removeprefix("request: ")
+        raise InvalidRequest(f"deadline: {told}", field="deadline") from error
+
+
+def check_batch(name: object) -> str:
+    """Return ``name`` if it may name a batch; raises ``InvalidRequest``."""
+    try:
+        checked = JobTerms.model_validate({"batch": name}).batch
+    except ValidationError as error:
+        raise _bad_batch(name) from error
+    if not checked:
+        raise _bad_batch(name)
+    return checked
+
+
+def _milliseconds(name: str, seconds: object, *, least: int) -> int:
+    if seconds is None:
+        return 0
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidRequest(
+            f"{name}: {type(seconds).__name__} is not a number of seconds", field=name
+        )
+    if not least <= seconds * 1000 <= MAX_DURATION_MS:
+        raise InvalidRequest(
+            f"{name}: {seconds:g} s is not between {least / 1000:g} and {MAX_SECONDS} s (30 days)",
+            field=name,
+            fix="" if seconds > 0 else "Leave it out for no limit.",
+        )
+    return math.ceil(seconds * 1000)
+
+
+def _unix_ms(at: object) -> int:
+    if at is None:
+        return 0
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        kind = "a datetime without a time zone" if isinstance(at, datetime) else type(at).__name__
+        raise InvalidRequest(
+            f"at: {kind} does not say when",
+            field="at",
+            fix="Give a datetime with one, such as datetime.now(UTC) + timedelta(hours=1).",
+        )
+    unix_ms = math.ceil(at.timestamp() * 1000)
+    if unix_ms > MAX_TIME_MS:
+        raise InvalidRequest(f"at: {at.isoformat()} is after the year 2255", field="at")
+    return max(0, unix_ms)
+
+
+def _retries(retries: object) -> int:
+    if retries is None:
+        return DEFAULT_RETRIES
+    is_number = isinstance(retries, int) and not isinstance(retries, bool)
+    if not is_number or not 0 <= retries <= MAX_RETRIES:  # type: ignore[operator]  # a number
+        raise InvalidRequest(
+            f"max_retries: {str(retries)[:40]} is not between 0 and {MAX_RETRIES}",
+            field="max_retries",
+        )
+    return retries  # type: ignore[return-value]  # a number
+
+
+def _batch(name: object) -> str:
+    return "" if name is None else check_batch(name)
+
+
+def _bad_batch(name: object) -> InvalidRequest:
+    return InvalidRequest(
+        f"batch: {str(name)[:40]!r} is not a name of a batch",
+        field="batch",
+        fix="Use 1 to 128 letters, digits, dots, dashes and underscores.",
+    )
