@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 
+from tidemill.protocol.calls import RetryPause
 from tidemill.protocol.errors import ConfigError, ModelError, TidemillError
 from tidemill.service.config import load_config
 from tidemill.service.log import setup_logging
@@ -67,6 +68,10 @@ def _process_config(config: WorkerConfig) -> ProcessConfig:
         beat_seconds=config.service.beat_seconds,
         max_step_seconds=config.max_step_seconds,
         drain_seconds=config.drain_seconds,
+        retry=RetryPause(
+            base_ms=round(config.retry_seconds * 1000),
+            cap_ms=round(config.max_retry_seconds * 1000),
+        ),
     )
 
 

@@ -21,6 +21,7 @@ from tidemill.service.prompt import extra_keys, tokenize, validate
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker import metrics
 from tidemill_gpuworker.commands import Command
+from tidemill_gpuworker.failures import Failure, failure_of
 from tidemill_gpuworker.jobs import Job
 from tidemill_gpuworker.outbox import MAX_JOBS_PER_CALL
 
@@ -43,10 +44,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An attempt that cannot run here or anywhere; ``reason`` is told to its owner."""
+    """An attempt that cannot run."""
 
     job: Job
-    reason: str
+    failure: Failure
     written: tuple[TokenChunk, ...] = ()
 
 
@@ -142,13 +143,12 @@ class ClaimLoader:
             job = stored.as_job(stream=request.stream)
             written = _read_log(job_id, log, stored.num_tokens)
             return self._prepare(job, request, stored.salt, written)
-        except TidemillError as error:
-            return Refusal(job, error.one_line(), written)
         except Exception as error:
             # The outermost frame of one job: whatever its prompt breaks, its neighbours go on.
-            _log.exception("%s: the prompt cannot be prepared", job_id)
-            metrics.CLAIM_ERRORS.inc()
-            return Refusal(job, f"the prompt cannot be prepared: {type(error).__name__}", written)
+            if not isinstance(error, TidemillError):
+                _log.exception("%s: the prompt cannot be prepared", job_id)
+                metrics.CLAIM_ERRORS.inc()
+            return Refusal(job, failure_of(error, "the prompt cannot be prepared"), written)
 
     def _prepare(
         self, job: Job, request: GenerateRequest, salt: bytes, written: tuple[TokenChunk, ...]

@@ -4,13 +4,16 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from tidemill.protocol.errors import TidemillError
+from tidemill.protocol.errors import EngineFailed, TidemillError
 from tidemill.protocol.messages import JobEnd, Usage
 from tidemill.protocol.states import FinishReason, JobState
 from tidemill_gpuworker import metrics
 from tidemill_gpuworker.claims import Claim, Refusal
 from tidemill_gpuworker.engine import Engine, StepOutput
+from tidemill_gpuworker.engine_probe import probe
+from tidemill_gpuworker.failures import Failure, failure_of
 from tidemill_gpuworker.isolation import Isolation
 from tidemill_gpuworker.jobs import Job
 from tidemill_gpuworker.outbox import Generated, Update
@@ -31,19 +34,24 @@ class JobRunner:
     """The jobs in the engine, from claim to end; used by the step loop's thread alone.
 
     The publisher's record is the truth about what a job has generated: whenever the engine's is
-    in doubt, the sequence is built again from it.
+    in doubt, the sequence is built again from it.  ``give_back`` takes a job that failed in a way
+    that may pass, and the reason, once all that it has generated is written.
     """
 
     def __init__(
         self,
         engine: Engine,
         publisher: Publisher,
+        give_back: Callable[[Job, str], None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._publisher = publisher
+        self._give_back = give_back
         self._clock = clock
+        #: Set once the engine computes nothing any more, with or without a job.
+        self.fault: EngineFailed | None = None
         self._isolation = Isolation()
         self._running: dict[str, _Running] = {}
         self._in_engine: dict[str, None] = {}
@@ -77,10 +85,10 @@ class JobRunner:
             self._enter(claim.job.job_id)
 
     def refuse(self, refusal: Refusal) -> None:
-        """End a job that cannot run."""
+        """End a job that cannot run, or give it back if it may run later."""
         self._remove(refusal.job.job_id)
         self._publisher.open(refusal.job, refusal.written)
-        self._fail(refusal.job, refusal.reason)
+        self._fail(refusal.job, refusal.failure)
 
     def abandon(self, job: Job) -> None:
         """Stop computing an attempt; what it has generated stays with the publisher."""
@@ -94,11 +102,11 @@ class JobRunner:
             self._enter(trial)
         try:
             outputs = self._engine.step()
-        except Exception:
+        except Exception as error:
             # The outermost frame of a step: whatever the engine broke on, the worker goes on.
             _log.exception("a step with %d jobs failed", len(self._in_engine))
             metrics.STEP_FAILURES.inc()
-            self._recover()
+            self._recover(error)
             return
         self._isolation.step_worked({output.seq.seq_id for output in outputs})
         self._publisher.publish([self._update(output) for output in outputs])
@@ -135,14 +143,12 @@ class JobRunner:
         try:
             self._engine.add(_sequence(claim, generated))
             self._in_engine[job_id] = None
-        except TidemillError as error:
-            self._remove(job_id)
-            self._fail(claim.job, error.one_line())
         except Exception as error:
             # The outermost frame of one job, as in ``step``: its output cannot be replayed.
-            _log.exception("%s: cannot be added to the engine", job_id)
+            if not isinstance(error, TidemillError):
+                _log.exception("%s: cannot be added to the engine", job_id)
             self._remove(job_id)
-            self._fail(claim.job, f"the job cannot be started: {type(error).__name__}")
+            self._fail(claim.job, failure_of(error, "the job cannot be started"))
 
     def _remove(self, job_id: str) -> None:
         self._running.pop(job_id, None)
@@ -154,20 +160,37 @@ class JobRunner:
             self._engine.abort(job_id)
             del self._in_engine[job_id]
 
-    def _recover(self) -> None:
+    def _recover(self, error: Exception) -> None:
         in_engine = list(self._in_engine)
         verdict = self._isolation.step_failed(in_engine)
         for job_id in in_engine:
             self._leave(job_id)
         if verdict.culprit is not None:
-            job = self._running[verdict.culprit].claim.job
-            self._remove(verdict.culprit)
-            self._fail(job, "the engine fails on this job, also when it runs alone")
+            self._convict(verdict.culprit, error)
         for job_id in in_engine:
             if job_id not in verdict.removed:
                 self._enter(job_id)
 
-    def _fail(self, job: Job, reason: str) -> None:
+    def _convict(self, job_id: str, error: Exception) -> None:
+        # A broken engine proves nothing against the job: it goes back as it came, with the others.
+        if (fault := probe(self._engine)) is not None:
+            self.fault = EngineFailed(
+                f"the engine fails on everything, last with {type(fault).__name__}: {fault}",
+                fix="Start the worker again; look at its device if that does not help.",
+            )
+            return
+        job = self._running[job_id].claim.job
+        self._remove(job_id)
+        self._fail(job, failure_of(error, "the engine fails on this job, also when it runs alone"))
+
+    def _fail(self, job: Job, failure: Failure) -> None:
+        if failure.may_pass:
+            _log.warning("%s: given back: %s", job.job_id, failure.reason)
+            self._publisher.close(job, partial(self._give_back, job, failure.reason))
+        else:
+            self._end_failed(job, failure.reason)
+
+    def _end_failed(self, job: Job, reason: str) -> None:
         _log.warning("%s: failed: %s", job.job_id, reason)
         generated = self._publisher.generated(job)
         end = JobEnd(

@@ -34,6 +34,11 @@ CLAIMED_JOBS = Counter("tidemill_worker_jobs_claimed_total", "Jobs taken up")
 RESUMED_JOBS = Counter("tidemill_worker_jobs_resumed_total", "Jobs continued from their token log")
 ENDED_JOBS = Counter("tidemill_worker_jobs_ended_total", "Jobs ended here, by state", ["state"])
 LOST_JOBS = Counter("tidemill_worker_jobs_lost_total", "Attempts that ended before we were done")
+RETRIED_JOBS = Counter(
+    "tidemill_worker_jobs_retried_total",
+    "Jobs given back after an error that may pass, by what became of them",
+    ["outcome"],
+)
 RELEASED_JOBS = Counter("tidemill_worker_jobs_released_total", "Jobs given back to the queue")
 
 STEP_FAILURES = Counter("tidemill_worker_step_failures_total", "Engine steps that raised")

@@ -2,12 +2,13 @@
 
 import heapq
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
 from tidemill.protocol.calls import Written
 from tidemill.protocol.messages import JobEnd, TokenChunk
+from tidemill.protocol.states import JobState
 from tidemill_gpuworker.alarm import NEVER
 from tidemill_gpuworker.jobs import Job
 from tidemill_gpuworker.token_buffer import TokenBuffer
@@ -50,7 +51,11 @@ class Update:
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """One attempt's output; ``due_at`` is None while there is nothing to write."""
+    """One attempt's output; ``due_at`` is None while there is nothing to write.
+
+    ``then`` means that no more will come; it is for whoever tells what becomes of the job once all
+    is written.  ``log_end`` is set for a log that cannot be read, only closed.
+    """
 
     job: Job
     buffer: TokenBuffer
@@ -58,6 +63,8 @@ class Outgoing:
     last_sent_at: float | None = None
     end: JobEnd | None = None
     num_failures: int = 0
+    then: Callable[[], None] | None = None
+    log_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +86,13 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a batch of writes, by attempt; ``num_repaired`` logs were not as expected."""
+    """What became of a batch of writes, by attempt; ``num_repaired`` logs were not as expected.
 
-    closed: tuple[Job, ...] = ()
+    ``ended`` attempts have told their end; ``then`` is of those that were closed and are written.
+    """
+
+    ended: tuple[Job, ...] = ()
+    then: tuple[Callable[[], None], ...] = ()
     lost: tuple[Job, ...] = ()
     num_repaired: int = 0
 
@@ -135,6 +146,21 @@ class Outbox:
         if update.end is not None or item.due_at is None:
             self._schedule(item, now)
 
+    def close(self, job: Job, then: Callable[[], None], now: float) -> bool:
+        """Take no more output of an attempt; returns True, forgetting it, if all is written.
+
+        Else ``then`` comes back with the outcome that leaves nothing to write.
+        """
+        item = self._items.get(job.job_id)
+        if item is None or item.job != job:
+            return False
+        if not item.buffer.num_pending:
+            self._drop(job.job_id)
+            return True
+        item.then = then
+        self._schedule(item, now)
+        return False
+
     def select(self, horizon: float) -> list[Write]:
         """What is due by ``horizon``: appends first, then the writes that finish a job."""
         due = ((item.due_at, item) for item in self._items.values() if item.due_at is not None)
@@ -147,7 +173,7 @@ class Outbox:
         self, writes: Sequence[Write], replies: Sequence[Written | Exception], now: float
     ) -> Outcome:
         """Take in the server's replies to ``writes``."""
-        closed, lost, num_repaired = [], [], 0
+        ended, then, lost, num_repaired = [], [], [], 0
         for write, reply in zip(writes, replies, strict=True):
             job = write.item.job
             # Forgotten or replaced by a newer attempt while the write was under way.
@@ -158,14 +184,17 @@ class Outbox:
                 if not self._repair(write.item, reply, now):
                     lost.append(job)
             elif _is_finished(write, reply):
-                closed.append(job)
+                ended.append(job)
             elif not reply.owned:
                 lost.append(job)
             else:
                 self._advance(write.item, write.chunk.end, now)
-        for job in (*closed, *lost):
+            if job not in lost and write.item.then and not write.item.buffer.num_pending:
+                then.append(write.item.then)
+                self._drop(job.job_id)
+        for job in (*ended, *lost):
             self._drop(job.job_id)
-        return Outcome(tuple(closed), tuple(lost), num_repaired)
+        return Outcome(tuple(ended), tuple(then), tuple(lost), num_repaired)
 
     def _advance(self, item: Outgoing, end: int, now: float) -> None:
         self.num_unpublished -= end - item.buffer.num_written
@@ -181,6 +210,10 @@ class Outbox:
             return True
         before = item.buffer.num_pending
         if not item.buffer.move_to(reply.num_tokens):
+            if item.end is not None and item.end.state == JobState.FAILED:
+                # Its job ends because its log cannot be read: then behind what is there.
+                item.log_end = reply.num_tokens
+                return True
             _log.error("%s: the log holds tokens nobody here generated", item.job.job_id)
             return False
         self.num_unpublished += item.buffer.num_pending - before
@@ -199,7 +232,7 @@ class Outbox:
             item.due_at = now
         elif not item.buffer.num_pending:
             item.due_at = None
-        elif item.last_sent_at is None:
+        elif item.last_sent_at is None or item.then is not None:
             item.due_at = now
         else:
             stream, quiet = self._policy.stream_seconds, self._policy.quiet_seconds
@@ -212,6 +245,8 @@ class Outbox:
 
 
 def _write(item: Outgoing) -> Write:
+    if item.log_end is not None:
+        return Write(item, TokenChunk(start=item.log_end, end=item.log_end), item.end)
     chunk = item.buffer.next_chunk(MAX_CHUNK_TOKENS)
     is_last = chunk.end == item.buffer.num_tokens
     return Write(item, chunk, item.end if is_last else None)

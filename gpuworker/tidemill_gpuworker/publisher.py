@@ -97,6 +97,18 @@ class Publisher:
             next_due = self._outbox.next_due
         self._alarm.set(next_due)
 
+    def close(self, job: Job, then: Callable[[], None]) -> None:
+        """Take no more output of an attempt; calls ``then``, on any thread, once all is written.
+
+        An attempt that turns out not to be ours any more is passed over.
+        """
+        with self._lock:
+            is_written = self._outbox.close(job, then, self._clock())
+            next_due = self._outbox.next_due
+        if is_written:
+            then()
+        self._alarm.set(next_due)
+
     def forget(self, job: Job) -> None:
         """Drop what is left of an attempt that is not ours any more."""
         with self._lock:
@@ -125,8 +137,10 @@ class Publisher:
             was_full = self.is_full
             outcome = self._outbox.apply(writes, replies, self._clock())
         metrics.LOG_REPAIRS.inc(outcome.num_repaired)
-        for job in outcome.closed:
+        for job in outcome.ended:
             self._jobs.discard(job)
+        for then in outcome.then:
+            then()
         for job in outcome.lost:
             self._on_lost(job)
         if was_full and not self.is_full:

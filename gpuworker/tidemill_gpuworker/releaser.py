@@ -30,7 +30,7 @@ class _Return:
     """A job on its way back; with ``error`` it waits before it is tried again."""
 
     job: Job
-    error: str = ""
+    error: str | None = None
     jitter: float = 1.0
 
 
@@ -113,7 +113,7 @@ class Releaser:
 
     def _call(self, item: _Return) -> Call[Any]:
         job = item.job
-        if item.error:
+        if item.error is not None:
             return calls.nack(
                 self._keys,
                 job.ref,
@@ -152,5 +152,7 @@ def _told(item: _Return, outcome: NackOutcome) -> None:
 
 
 def _pass_crash_point(moment: str, batch: Sequence[_Return]) -> None:
-    if any(item.error for item in batch):
+    if any(item.error is not None for item in batch):
         crash_point(f"worker.{moment}_nack")
+    if any(item.error is None for item in batch):
+        crash_point(f"worker.{moment}_release")

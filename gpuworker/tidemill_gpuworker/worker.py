@@ -74,7 +74,7 @@ class Worker:
         return self._drain_deadline is not None
 
     def run(self) -> None:
-        """Work until drained; raises what killed one of the threads."""
+        """Work until drained; raises what killed one of the threads, or ``EngineFailed``."""
         self._report()
         while not self._is_over:
             for message in self._parts.inbox.take(self._patience()):
@@ -130,6 +130,9 @@ class Worker:
         finally:
             metrics.STEP_SECONDS.observe(self._parts.step_clock.stop())
         self._meter.observe()
+        if self._parts.runner.fault is not None:
+            self._error = self._parts.runner.fault
+            self._drain(now=True)
 
     def _claimed(self, claim: Claim | Refusal | None) -> None:
         # A job may be lost between its claim and this moment.
@@ -150,7 +153,7 @@ class Worker:
 
     def _lost(self, job: Job) -> None:
         # A heartbeat may meet a job that has just ended, before the reply to its end is here.
-        if self._parts.publisher.is_ending(job):
+        if self._parts.publisher.is_ending(job) or self._parts.releaser.has(job):
             return
         if self._parts.jobs.holds(job):
             _log.warning("%s: attempt %d is not ours any more", job.job_id, job.fence)

@@ -50,6 +50,8 @@ class WorkerConfig:
     metrics_port: int | None = None
     max_step_seconds: float = 60.0
     drain_seconds: float = 30.0
+    retry_seconds: float = 1.0
+    max_retry_seconds: float = 60.0
     ready_fd: int | None = None
 
 
@@ -198,6 +200,20 @@ def _add_process_options(group: argparse._ArgumentGroup) -> None:
         default=30.0,
         metavar="S",
         help="time that running jobs get to end after SIGTERM or SIGINT (%(default)s)",
+    )
+    group.add_argument(
+        "--retry-seconds",
+        type=_seconds,
+        default=1.0,
+        metavar="S",
+        help="pause before a job that failed is tried again, doubled each time (%(default)s)",
+    )
+    group.add_argument(
+        "--max-retry-seconds",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="bound on that pause (%(default)s)",
     )
     group.add_argument(
         "--ready-fd",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import redis
 
+from tidemill.protocol.calls import RetryPause
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import CommandKind
 from tidemill.service.redis import SOCKET_TIMEOUT_SECONDS, check_server, connect
@@ -47,6 +48,7 @@ class ProcessConfig:
     drain_seconds: float = 30.0
     #: How long leaving may take once nothing runs: the broker may be away.
     farewell_seconds: float = 10.0
+    retry: RetryPause = field(default_factory=RetryPause)
     policy: PublishPolicy = field(default_factory=PublishPolicy)
 
     @property
@@ -151,14 +153,21 @@ class WorkerProcess:
             on_room=lambda: self._inbox.put(Woken()),
             policy=self._config.policy,
         )
-        self._releaser = Releaser(self._client, self._keys, model.info.worker_id, self._jobs, alarm)
+        self._releaser = Releaser(
+            self._client,
+            self._keys,
+            model.info.worker_id,
+            self._jobs,
+            alarm,
+            pause=self._config.retry,
+        )
         self._status = StatusReporter(self._client, self._keys, model.info.worker_id, alarm)
         self._outbound = Outbound(alarm, self._publisher, self._status, self._releaser)
         self._alarm = alarm
 
     def _wire_engine(self, model: ServedModel) -> None:
         step_clock = StepClock()
-        self._runner = JobRunner(model.engine, self._publisher)
+        self._runner = JobRunner(model.engine, self._publisher, self._releaser.nack)
         self._heartbeat = Heartbeat(
             self._beat_client,
             self._registration,

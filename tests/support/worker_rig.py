@@ -14,10 +14,12 @@ from support.fake_engine import VOCAB_SIZE, FakeOutput, FakeProcessor, FakeRunne
 from support.shard import KEYS
 from support.wait import wait_until
 from tidemill.protocol import calls
+from tidemill.protocol.calls import RetryPause
 from tidemill.protocol.codec import WIRE_VERSION, decode
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id, new_worker_id
 from tidemill.protocol.messages import (
+    DEFAULT_RETRIES,
     GenerateRequest,
     JobResult,
     ModelCard,
@@ -190,6 +192,7 @@ class Rig:
             "drain_seconds": 10.0,
             "farewell_seconds": 3.0,
             "policy": FAST,
+            "retry": RetryPause(base_ms=1, cap_ms=5),
         }
         config = ProcessConfig(redis_url=self.url, **settings | self.config)  # type: ignore[arg-type]
         model = ServedModel(self.engine, tokenizer, self.card, self.info)
@@ -258,6 +261,20 @@ class Rig:
         fence = run(self.client, call).fence
         assert fence > 0, "the job was not queued"
         return fence
+
+    def retry(self, job_id: str) -> int:
+        """Wait until a job was given back after an error, and dispatch it again at once."""
+        self.wait_for(job_id, "delayed")
+        queue = (self.client.hget(KEYS.job(job_id), "qn") or b"").decode()
+        promote = calls.promote(KEYS, job_id=job_id, queue=queue)
+        wait_until(lambda: run(self.client, promote), what="the pause is over")
+        return self.dispatch(job_id)
+
+    def exhaust(self, job_id: str) -> None:
+        """Dispatch a job that fails each time until its retries are used up."""
+        for _ in range(DEFAULT_RETRIES):
+            self.retry(job_id)
+        self.wait_for(job_id, "dead")
 
     def take_away(self, job_id: str) -> None:
         """Requeue a running job as if its lease had run out."""

@@ -105,7 +105,7 @@ def test_a_broken_log_fails_the_job(redis_client: redis.Redis, loader: ClaimLoad
     redis_client.hset(KEYS.job(job_id), "n", "5")
     (refusal,) = loader.load([_run(job_id)])
     assert isinstance(refusal, Refusal)
-    assert "token 2 of 5" in refusal.reason
+    assert "token 2 of 5" in refusal.failure.reason
 
 
 def test_a_request_nobody_can_read_is_refused(
@@ -117,7 +117,7 @@ def test_a_request_nobody_can_read_is_refused(
         redis_client.hset(KEYS.job(job_id), "req", data)
         (refusal,) = loader.load([_run(job_id)])
         assert isinstance(refusal, Refusal)
-        assert word in refusal.reason
+        assert word in refusal.failure.reason
 
 
 def test_a_seed_is_the_same_for_all_attempts() -> None:

@@ -70,7 +70,7 @@ def test_an_end_is_due_at_once_and_takes_the_last_tokens_along() -> None:
     (write,) = outbox.select(1.0)
     assert (write.chunk.ids, write.chunk.text, write.end) == ((2,), "z", DONE)
     outcome = outbox.apply([write], [ACCEPTED], 1.0)
-    assert outcome.closed == (_job(),)
+    assert outcome.ended == (_job(),)
     assert (outbox.next_due, outbox.num_unpublished) == (NEVER, 0)
 
 
@@ -80,7 +80,7 @@ def test_an_end_whose_first_reply_was_lost_is_not_a_lost_job() -> None:
     outcome = outbox.apply(
         outbox.select(0.0), [Written(accepted=False, owned=False, state="done")], 0.0
     )
-    assert (outcome.closed, outcome.lost) == ((_job(),), ())
+    assert (outcome.ended, outcome.lost) == ((_job(),), ())
 
 
 def test_a_job_that_is_not_ours_is_lost_with_its_tokens() -> None:

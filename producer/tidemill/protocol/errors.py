@@ -28,6 +28,7 @@ TidemillError
 ├── FencingError                 this process lost the right to write
 │   ├── StaleEpoch               a newer scheduler leads
 │   └── StaleFence               a newer attempt owns the job
+├── EngineFailed                 a worker's engine computes nothing any more
 └── ModelError                   a model directory cannot be served
     ├── ModelNotFound
     ├── DamagedModel             files missing, truncated or inconsistent
@@ -207,6 +208,10 @@ class StaleEpoch(FencingError):
 
 class StaleFence(FencingError):
     """A newer attempt owns the job."""
+
+
+class EngineFailed(TidemillError):
+    """The engine of a worker fails on everything; a new process may do better."""
 
 
 class ModelError(TidemillError):
