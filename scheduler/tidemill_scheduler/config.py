@@ -8,9 +8,11 @@ from typing import NoReturn
 
 from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import ServiceConfig
+from tidemill_scheduler.ageing import DEFAULT_AGE_SECONDS
 
 #: Shorter ones would lapse during an ordinary pause of a process.
 MIN_LEASE_SECONDS = 0.5
+MIN_AGE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +28,23 @@ class SchedulerConfig:
     lease_seconds: float = 10.0
     leader_lease_seconds: float = 3.0
     metrics_port: int | None = None
+    #: A job that waited so long in its priority class counts as one of the next higher.
+    age_seconds: float = DEFAULT_AGE_SECONDS
     #: A worker that says nothing for this share of its lease gets no new jobs.
     silent_share: float = 0.75
     #: How long a text job may wait for a worker that serves its model to appear.
     unknown_model_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("lease_seconds", "leader_lease_seconds"):
+        for name, least in (
+            ("lease_seconds", MIN_LEASE_SECONDS),
+            ("leader_lease_seconds", MIN_LEASE_SECONDS),
+            ("age_seconds", MIN_AGE_SECONDS),
+        ):
             value = getattr(self, name)
-            if not MIN_LEASE_SECONDS <= value < math.inf:
+            if not least <= value < math.inf:
                 raise ConfigError(
-                    f"{name} is {value:g}, but must be at least {MIN_LEASE_SECONDS:g}",
+                    f"{name} is {value:g}, but must be at least {least:g}",
                     fix=f"Correct --{name.replace('_', '-')}.",
                 )
 
@@ -69,6 +77,12 @@ def parse_arguments(arguments: Sequence[str] | None, service: ServiceConfig) -> 
         type=float,
         default=3.0,
         help="silence after which a standby takes over from the leader (%(default)g)",
+    )
+    parser.add_argument(
+        "--age-seconds",
+        type=float,
+        default=DEFAULT_AGE_SECONDS,
+        help="wait after which a job counts as one of the next higher priority class (%(default)g)",
     )
     parser.add_argument("--metrics-port", type=int, help="0 takes a free one; none by default")
     options = parser.parse_args(arguments)

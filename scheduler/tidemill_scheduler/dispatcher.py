@@ -1,6 +1,8 @@
-"""Carries the scheduler's decisions out, many in a round trip."""
+"""Asks the scheduler for decisions and carries them out, many in a round trip."""
 
+import asyncio
 import logging
+import time
 from collections.abc import Sequence
 
 import redis.asyncio
@@ -13,6 +15,7 @@ from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.states import JobState
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
+from tidemill_scheduler.health import Health
 from tidemill_scheduler.placement import Dispatch
 from tidemill_scheduler.scheduler import Scheduler
 
@@ -23,13 +26,17 @@ _MAX_PIPELINE = 128
 
 
 class Dispatcher:
-    """Sends dispatches in the name of one epoch and reports their fate to the scheduler."""
+    """Sends dispatches in the name of one epoch and reports their fate to the scheduler.
+
+    It rests until it is woken, so whoever changes what could be decided must ``wake`` it.
+    """
 
     def __init__(
         self,
         client: redis.asyncio.Redis,
         keys: ShardKeys,
         scheduler: Scheduler,
+        health: Health,
         *,
         epoch: int,
         lease_ms: int,
@@ -39,6 +46,30 @@ class Dispatcher:
         self._scheduler = scheduler
         self._epoch = epoch
         self._lease_ms = lease_ms
+        self._health = health
+        self._awake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Let it decide again: there is a job, a worker or credit that was not there before."""
+        self._awake.set()
+
+    async def run(self) -> None:
+        """Give jobs out for ever.  Raises ``StaleEpoch``."""
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            with metrics.TICK_SECONDS.time():
+                dispatches = self._scheduler.tick(time.monotonic())
+            num_sent = 0
+            if dispatches:
+                self._health.note_work(runnable=True, num_dispatched=0)
+                num_sent = await self.send(dispatches)
+            if dispatches or self._scheduler.is_unfinished:
+                # There may be more: a tick is bounded, and refused dispatches gave credit back.
+                self.wake()
+            runnable = self._scheduler.is_runnable(time.monotonic())
+            self._health.note_work(runnable=runnable, num_dispatched=num_sent)
+            metrics.WAITING_JOBS.set(self._scheduler.num_waiting)
 
     async def send(self, dispatches: Sequence[Dispatch]) -> int:
         """Write the run commands; returns how many jobs went out.  Raises ``StaleEpoch``."""

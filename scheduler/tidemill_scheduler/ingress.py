@@ -1,6 +1,7 @@
 """Reads job pointers off the ingress streams, each exactly once per leader."""
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -14,7 +15,7 @@ from tidemill.protocol.functions import run_async, run_many_async
 from tidemill.protocol.keys import CONSUMER, GROUP, ShardKeys
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
-from tidemill_scheduler.jobs import WaitingJob, is_queue_name, parse_pointer
+from tidemill_scheduler.jobs import WaitingJob, entry_number, is_queue_name, parse_pointer
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class Ingress:
         self._client = client
         self._keys = keys
         self._epoch = epoch
+        # Our monotonic clock minus the server's, in seconds.
+        self._clock_offset = 0.0
         # Position in each queue's pending entries; ">" once they are all known.
         self._positions: dict[str, str] = {}
 
@@ -102,10 +105,13 @@ class Ingress:
             for queue in queues:
                 streams: Any = {self._keys.ingress(queue): self._positions.get(queue, "0")}
                 pipe.xreadgroup(GROUP, CONSUMER, streams, count=count)
+            pipe.time()
             try:
-                return await pipe.execute(raise_on_error=False)
+                *replies, (seconds, microseconds) = await pipe.execute(raise_on_error=False)
             except exceptions.WatchError as error:
                 raise StaleEpoch("another scheduler took over during a read") from error
+        self._clock_offset = time.monotonic() - seconds - microseconds / 1e6
+        return replies
 
     async def _parse(self, queue: str, entries: Sequence[Entry]) -> list[WaitingJob]:
         jobs = []
@@ -115,10 +121,16 @@ class Ingress:
                 await self.acknowledge(queue, entry_id.decode())
                 continue
             try:
-                jobs.append(parse_pointer(self._keys.shard, queue, entry_id.decode(), fields))
+                jobs.append(self._waiting_job(queue, entry_id.decode(), fields))
             except MalformedMessage as error:
                 await self._bury(queue, entry_id.decode(), fields, error)
         return jobs
+
+    def _waiting_job(self, queue: str, entry_id: str, fields: Fields) -> WaitingJob:
+        # So a new leader knows for how long jobs have waited already.
+        written_ms, _ = entry_number(entry_id)
+        since = min(time.monotonic(), written_ms / 1000 + self._clock_offset)
+        return parse_pointer(self._keys.shard, queue, entry_id, fields, since)
 
     async def _with_history(self, jobs: list[WaitingJob]) -> list[WaitingJob]:
         # The pointer does not tell, and only jobs that were tried before have one.

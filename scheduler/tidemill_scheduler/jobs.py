@@ -37,6 +37,8 @@ class WaitingJob:
     crashes: int = 0
     #: The worker that had the job last, empty if none had.
     last_worker: str = ""
+    #: When its pointer was written, in seconds on the monotonic clock of this process.
+    since: float = 0.0
     #: Whether ``cost`` is a guess, which is good for credit and nothing else.
     is_estimated: bool = False
 
@@ -70,7 +72,7 @@ def is_queue_name(name: str) -> bool:
 
 
 def parse_pointer(
-    shard: str, queue: str, entry_id: str, fields: Mapping[bytes, bytes]
+    shard: str, queue: str, entry_id: str, fields: Mapping[bytes, bytes], since: float = 0.0
 ) -> WaitingJob:
     """Read one entry of an ingress stream; raises ``MalformedMessage`` naming the field."""
     job_id = _text(fields, b"j")
@@ -89,6 +91,7 @@ def parse_pointer(
         cost=_number(fields, b"c", 0, MAX_COST),
         attempts=_number(fields, b"a", 0, 2**31),
         priority=_number(fields, b"p", -(2**31), 2**31),
+        since=since,
     )
 
 

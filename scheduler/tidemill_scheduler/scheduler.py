@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
 from tidemill.protocol.prefix import ROUTING_STRIDE
+from tidemill_scheduler.ageing import DEFAULT_AGE_SECONDS
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.large_jobs import LargeJobs
 from tidemill_scheduler.model_queue import ModelQueue
@@ -21,13 +22,14 @@ class Scheduler:
     """Owns the waiting jobs and the workers' credit; never does I/O and never reads a clock.
 
     Times are seconds on any one clock.  A worker not heard of for ``silent_seconds`` gets nothing.
+    A job that waited ``age_seconds`` counts as one of the next higher class, see ``ModelQueue``.
     """
 
-    def __init__(self, *, silent_seconds: float) -> None:
+    def __init__(self, *, silent_seconds: float, age_seconds: float = DEFAULT_AGE_SECONDS) -> None:
         self._silent_seconds = silent_seconds
         self._workers: dict[str, Worker] = {}
         self._jobs: dict[str, WaitingJob] = {}
-        self._queues: defaultdict[str, ModelQueue] = defaultdict(ModelQueue)
+        self._queues = defaultdict[str, ModelQueue](lambda: ModelQueue(age_seconds))
         self._quarantines: defaultdict[str, Quarantine] = defaultdict(Quarantine)
         self._large: defaultdict[str, LargeJobs] = defaultdict(LargeJobs)
         self._residency = Residency()
@@ -163,6 +165,7 @@ class Scheduler:
         if suspect is not None and ward is not None:
             dispatches.append(self._give(suspect, workers[ward]))
         dispatches += self._fill_large(model, others, fresh_since, limit)
+        self._queues[model].now = now
         placement = Placement(self._queues[model], others, self._residency, fresh_since)
         dispatches += placement.run(limit - len(dispatches))
         for job in placement.too_large:

@@ -18,7 +18,7 @@ from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import GenerateRequest, JobEnd
 from tidemill.service.redis import connect_async
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers, TokenizerStore
-from tidemill_scheduler import term
+from tidemill_scheduler import intake, term
 from tidemill_scheduler.config import SchedulerConfig
 from tidemill_scheduler.grace import Grace
 from tidemill_scheduler.health import Health
@@ -81,7 +81,7 @@ async def test_text_jobs_count_towards_the_bound_on_waiting_jobs(
     monkeypatch: pytest.MonkeyPatch,
     leading: None,
 ) -> None:
-    monkeypatch.setattr(term, "MAX_WAITING", 2)
+    monkeypatch.setattr(intake, "MAX_WAITING", 2)
     ids = [submit_text(redis_client) for _ in range(2)]
 
     def num_read() -> int:

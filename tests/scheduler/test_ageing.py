@@ -1,0 +1,148 @@
+"""Jobs of lower classes go out although higher ones keep coming; time is the test's own."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.waiting_jobs import make_job
+from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.model_queue import MAX_PASSED, ModelQueue
+
+AGE_SECONDS = 10.0
+
+
+def job_at(
+    since: float, priority: int, path: tuple[int, ...] = (), attempts: int = 0
+) -> WaitingJob:
+    job = make_job(path, priority=priority, attempts=attempts, cost=1)
+    return replace(job, since=since)
+
+
+class Mill:
+    """A queue whose one worker takes a job each time it is asked."""
+
+    def __init__(self) -> None:
+        self.queue = ModelQueue(AGE_SECONDS)
+
+    def add(self, *jobs: WaitingJob) -> None:
+        for job in jobs:
+            self.queue.add(job)
+
+    def take(self, now: float) -> WaitingJob:
+        self.queue.now = now
+        job = self.queue.next_for("w", lambda owner: True)
+        assert job is not None
+        self.queue.take(job, "w")
+        return job
+
+    def priorities(self, num: int, now: float) -> list[int]:
+        return [self.take(now).priority for _ in range(num)]
+
+
+def test_a_young_job_waits_for_all_of_higher_classes() -> None:
+    mill = Mill()
+    mill.add(job_at(0.0, 5), *(job_at(0.0, -1) for _ in range(20)))
+
+    assert mill.priorities(21, AGE_SECONDS - 0.1) == [-1] * 20 + [5]
+
+
+@pytest.mark.parametrize(
+    ("waited", "own", "higher", "rises"),
+    [
+        (1.0, 0, -1, True),
+        (1.0, 5, 0, True),
+        (1.9, 5, -1, False),
+        (2.0, 5, -1, True),
+        (1.0, 7, 5, True),
+        (9.0, -1, -5, True),
+    ],
+)
+def test_a_job_rises_one_class_for_each_ageing_time(
+    waited: float, own: int, higher: int, rises: bool
+) -> None:
+    mill, now = Mill(), waited * AGE_SECONDS
+    mill.add(job_at(0.0, own), *(job_at(now, higher) for _ in range(2 * MAX_PASSED)))
+
+    taken = mill.priorities(MAX_PASSED + 1, now)
+
+    assert taken == [higher] * MAX_PASSED + [own if rises else higher]
+
+
+def test_a_backlog_that_has_risen_leaves_most_turns_to_the_class_above() -> None:
+    mill = Mill()
+    mill.add(*(job_at(0.0, 1) for _ in range(1000)))
+    mill.add(*(job_at(100.0, -1) for _ in range(70)))
+
+    taken = mill.priorities(80, 100.0)
+
+    assert taken.count(-1) == 70
+
+
+def test_requeued_jobs_go_before_those_that_rose() -> None:
+    mill = Mill()
+    mill.add(*(job_at(100.0, -1) for _ in range(MAX_PASSED)), job_at(0.0, 5))
+    mill.priorities(MAX_PASSED, 100.0)
+    mill.add(job_at(100.0, -1), job_at(100.0, 9, attempts=1))
+
+    assert mill.priorities(3, 100.0) == [9, 5, -1]
+
+
+def test_the_order_by_prefix_holds_among_jobs_that_rose() -> None:
+    mill = Mill()
+    paths = [(3, 1), (1, 1), (2, 1), (3, 2), (1, 2), (2, 2)]
+    mill.add(*(job_at(0.0, 1, path) for path in paths))
+    mill.add(*(job_at(100.0, -1) for _ in range(100)))
+
+    risen = [job for _ in range(60) if (job := mill.take(100.0)).priority == 1]
+
+    assert len(risen) == len(paths)
+    assert [job.key for job in risen] == sorted(job.key for job in risen)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    jobs=st.lists(
+        st.tuples(st.floats(0, 30), st.sampled_from([-9, -3, 0, 1, 50])), min_size=1, max_size=30
+    ),
+    rate=st.integers(1, 20),
+    surplus=st.integers(0, 3),
+)
+def test_every_job_goes_out_in_time_however_many_of_the_highest_class_come(
+    jobs: list[tuple[float, int]], rate: int, surplus: int
+) -> None:
+    """``rate`` jobs go out in a second, more of the highest priority come in."""
+    mill, now = Mill(), 30.0
+    victims = [job_at(since, priority) for since, priority in sorted(jobs)]
+    mill.add(*victims)
+    waiting = {job.job_id for job in victims}
+    # Twice the ageing time for the last that came; then each turn of those that rose is one of
+    # theirs, for nobody else is older.
+    bound = now + 2 * AGE_SECONDS + (MAX_PASSED + 1) * len(victims) / rate + 1
+
+    while waiting:
+        mill.add(*(job_at(now, -10) for _ in range(rate + surplus)))
+        for turn in range(rate):
+            waiting.discard(mill.take(now + turn / rate).job_id)
+        now += 1
+        assert now <= bound + 1
+
+
+def test_ageing_costs_little_for_a_million_jobs() -> None:
+    """Prints what a job costs among few and among many; the ratio tells whether it scales."""
+
+    def microseconds_per_job(num: int) -> float:
+        mill = Mill()
+        jobs = [job_at(0.0, number % 3 - 1) for number in range(num)]
+        mill.add(*jobs)
+        started = time.process_time()
+        for _ in range(10_000):
+            mill.take(100.0)
+        return (time.process_time() - started) * 100
+
+    few, many = microseconds_per_job(20_000), microseconds_per_job(200_000)
+
+    print(f"take: {few:.0f} us of 20,000 jobs, {many:.0f} us of 200,000")
+    assert many < 10 * few + 100
