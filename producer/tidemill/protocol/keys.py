@@ -26,7 +26,7 @@ _PERMANENT = (
     "thr",
     "wk",
 )
-_EMPTIED = ("in:",)
+_EMPTIED = ("in:", "bj:")
 
 
 @dataclass(frozen=True, slots=True)

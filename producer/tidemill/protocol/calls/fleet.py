@@ -139,8 +139,14 @@ def drop_letter(keys: ShardKeys, *, entry_id: str, job_id: str, with_job: bool) 
     """Take an entry off the dead letters, and forget its job ``with_job``; false if it was not."""
     return Call(
         "drop_letter",
-        (keys.dead_letters, keys.job(job_id), keys.token_log(job_id)),
-        (entry_id, int(with_job)),
+        (
+            keys.dead_letters,
+            keys.job(job_id),
+            keys.token_log(job_id),
+            keys.ended,
+            keys.counters,
+        ),
+        (entry_id, job_id, int(with_job)),
         bool,
     )
 

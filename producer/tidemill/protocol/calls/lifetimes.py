@@ -8,8 +8,6 @@ JOB_TTL_MS = 24 * 3600 * 1000
 DEAD_TTL_MS = 14 * JOB_TTL_MS
 #: A model's card, after its last worker's last heartbeat.
 MODEL_TTL_MS = 24 * 3600 * 1000
-#: A batch's counts, after its last change.
-BATCH_TTL_MS = 30 * JOB_TTL_MS
 #: A tenant's back door, after its last entry.
 BACK_DOOR_TTL_MS = 7 * JOB_TTL_MS
 #: The answer to an entry of the front door.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tidemill.protocol.calls.lifetimes import BATCH_TTL_MS, REPLY_TTL_MS
+from tidemill.protocol.calls.lifetimes import REPLY_TTL_MS
 from tidemill.protocol.calls.replies import text
 from tidemill.protocol.codec import WIRE_VERSION, encode
 from tidemill.protocol.functions import Call
@@ -106,7 +106,6 @@ def submit(keys: ShardKeys, job: NewJob) -> Call[Submitted]:
             terms.max_retries,
             terms.batch,
             job.parent,
-            BATCH_TTL_MS,
         ),
         lambda reply: Submitted(bool(reply[0]), *map(text, reply[1:])),
     )
@@ -119,7 +118,7 @@ def salt(keys: ShardKeys, *, tenant: str, random: bytes) -> Call[bytes]:
 
 def close_batch(keys: ShardKeys, *, tenant: str, batch: str, state: str) -> Call[int]:
     """Let no more jobs into a batch, whatever becomes of those that are in it."""
-    return Call("close_batch", (keys.batch(tenant, batch),), (state, BATCH_TTL_MS), int)
+    return Call("close_batch", (keys.batch(tenant, batch),), (state,), int)
 
 
 def answer(

@@ -1,7 +1,9 @@
 local MIN_RETRY_MS = 100
 local MAX_RETRY_MS = 60000
 local DEFAULT_RETRY_MS = 1000
-local BUCKET_TTL_MS = 120000
+local BATCH_TTL_MS = 30 * 86400000
+-- Of an entry of the front door that is kept as a dead letter.
+local MAX_LETTER_BODY = 16384
 
 -- How long until ``over`` units are gone at a measured rate per second.
 local function retry_ms(over, rate)
@@ -10,33 +12,29 @@ local function retry_ms(over, rate)
 end
 
 local function limits_of(cfg, tenant)
-  local names, limits = {'jobs', 'tokens', 'rpm', 'tpm'}, {}
-  if redis.call('EXISTS', cfg) == 0 then return limits end
-  for _, name in ipairs(names) do
-    local v = redis.call('HMGET', cfg, name .. ':' .. tenant, name .. ':*')
-    limits[name] = tonumber(v[1] or v[2] or nil)
-  end
-  limits.bytes = tonumber(redis.call('HGET', cfg, 'bytes') or nil)
-  return limits
+  local v = redis.call('HMGET', cfg, 'jobs:' .. tenant, 'jobs:*', 'tokens:' .. tenant, 'tokens:*',
+    'rpm:' .. tenant, 'rpm:*', 'tpm:' .. tenant, 'tpm:*', 'bytes')
+  local function own_or_common(i) return tonumber(v[i] or v[i + 1] or nil) end
+  return {jobs = own_or_common(1), tokens = own_or_common(3), rpm = own_or_common(5),
+    tpm = own_or_common(7), bytes = tonumber(v[9] or nil)}
 end
 
 -- Why the queue has no room for a job of so many bytes and tokens; nil if it has.
-local function lacks_room(cnt, thr, tenant, limits, bytes, tokens)
-  local rate = redis.call('HMGET', thr, 'rj', 'rt', 'rb', 'mb')
-  local used = number(redis.call('HGET', cnt, 'qb'))
-  local max_bytes = limits.bytes or tonumber(rate[4] or nil)
+-- rates = {jobs, tokens, bytes, max_bytes}
+local function lacks_room(cnt, rates, tenant, limits, bytes, tokens)
+  local v = redis.call('HMGET', cnt, 'qb', 'q:' .. tenant, 'qt:' .. tenant)
+  local used, queued, waiting = number(v[1]), number(v[2]), number(v[3])
+  local max_bytes = limits.bytes or tonumber(rates[4] or nil)
   if max_bytes and used > 0 and used + bytes > max_bytes then
-    return 'QUEUEFULL bytes ' .. used .. ' ' .. retry_ms(used + bytes - max_bytes, rate[3])
+    return 'QUEUEFULL bytes ' .. used .. ' ' .. retry_ms(used + bytes - max_bytes, rates[3])
   end
-  local queued = number(redis.call('HGET', cnt, 'q:' .. tenant))
   if queued >= limits.jobs then
-    return 'QUEUEFULL jobs ' .. queued .. ' ' .. retry_ms(queued + 1 - limits.jobs, rate[1])
+    return 'QUEUEFULL jobs ' .. queued .. ' ' .. retry_ms(queued + 1 - limits.jobs, rates[1])
   end
-  local waiting = number(redis.call('HGET', cnt, 'qt:' .. tenant))
   -- A job that is larger than the limit may still run alone.
   if limits.tokens and waiting > 0 and waiting + tokens > limits.tokens then
     return 'QUEUEFULL tokens ' .. waiting .. ' ' ..
-      retry_ms(waiting + tokens - limits.tokens, rate[2])
+      retry_ms(waiting + tokens - limits.tokens, rates[2])
   end
 end
 
@@ -49,14 +47,19 @@ local function take_rate(rl, limits, tokens, t)
   if not (limits.rpm or limits.tpm) then return nil end
   local v = redis.call('HMGET', rl, 'r', 't', 'at')
   local elapsed = math.max(0, t - (tonumber(v[3] or nil) or t))
-  local values, wait, which = {'at', t}, 0, ''
+  local values, wait, which, full = {'at', t}, 0, '', 1
   local function take(field, have, per_minute, need, name)
     if not per_minute then return end
+    if per_minute <= 0 then
+      wait, which = MAX_RETRY_MS, name .. ' 0'
+      return
+    end
     local left = refill(have, per_minute, elapsed)
     local lack = math.min(need, per_minute) - left
     if lack > 0 and lack * 60000 / per_minute > wait then
       wait, which = math.ceil(lack * 60000 / per_minute), name .. ' ' .. per_minute
     end
+    full = math.max(full, math.ceil((per_minute - left + need) * 60000 / per_minute))
     values[#values + 1] = field
     values[#values + 1] = string.format('%.4f', left - need)
   end
@@ -64,26 +67,26 @@ local function take_rate(rl, limits, tokens, t)
   take('t', v[2], limits.tpm, tokens, 'tpm')
   if wait > 0 then return 'RATELIMITED ' .. which .. ' ' .. wait end
   redis.call('HSET', rl, unpack(values))
-  redis.call('PEXPIRE', rl, BUCKET_TTL_MS)
+  -- A bucket that is full again says nothing; one in debt must not be forgotten before.
+  redis.call('PEXPIRE', rl, full)
 end
 
-local function join_batch(batch, members, id, ttl)
+-- A batch lives until its last job has ended, and then for a while.
+local function join_batch(batch, members, id)
   redis.call('HINCRBY', batch, 'total', 1)
-  redis.call('PEXPIRE', batch, ttl)
+  redis.call('PERSIST', batch)
   redis.call('SADD', members, id)
-  redis.call('PEXPIRE', members, ttl)
 end
 
 -- KEYS job in act idem cnt salt cfg thr rl dly due batch members lib
 -- ARGV id tenant queue model priority request routing_key cost tokens body_sha max_queued idem_key
 --      bell v delay_ms not_before_ms deadline_ms max_queue_ms stall_ms max_retries batch parent
---      batch_ttl_ms
 -- -> {1, id, level, run_id} created | {0, id, level, run_id} existed already
 -- errors CONFLICT id, NOSALT, BATCHCLOSED, QUEUEFULL what used retry_ms,
 --        RATELIMITED what limit retry_ms
 local function submit(K, A)
-  local server = redis.call('HMGET', K[8], 'lv', 'rid')
-  local level, run_id = server[1] or '', server[2] or ''
+  local measured = redis.call('HMGET', K[8], 'rj', 'rt', 'rb', 'mb', 'lv', 'rid')
+  local level, run_id = measured[5] or '', measured[6] or ''
   if redis.call('EXISTS', K[1]) == 1 then return {0, A[1], level, run_id} end
   if A[12] ~= '' then
     local known = redis.call('GET', K[4])
@@ -100,7 +103,7 @@ local function submit(K, A)
   end
   local t, limits = now(), limits_of(K[7], A[2])
   limits.jobs = limits.jobs or tonumber(A[11])
-  local refusal = lacks_room(K[5], K[8], A[2], limits, #A[6], number(A[9]))
+  local refusal = lacks_room(K[5], measured, A[2], limits, #A[6], number(A[9]))
     or take_rate(K[9], limits, number(A[9]), t)
   if refusal then return redis.error_reply(refusal) end
 
@@ -121,7 +124,7 @@ local function submit(K, A)
   else point(K[2], K[3], K[1], A[1], A[3], A[13]) end
   count_queued(K[5], A[2], A[9], 1)
   count(K[5], 'qb', #A[6])
-  if A[21] ~= '' then join_batch(K[12], K[13], A[1], A[23]) end
+  if A[21] ~= '' then join_batch(K[12], K[13], A[1]) end
   announce(K[14], t)
   return {1, A[1], level, run_id}
 end
@@ -133,10 +136,11 @@ local function salt(K, A)
 end
 
 -- Lets no more jobs into a batch.
--- KEYS batch   ARGV state ttl_ms   -> 1
+-- KEYS batch   ARGV state   -> 1
 local function close_batch(K, A)
+  local known = redis.call('EXISTS', K[1])
   redis.call('HSETNX', K[1], 'st', A[1])
-  redis.call('PEXPIRE', K[1], A[2])
+  if known == 0 then redis.call('PEXPIRE', K[1], BATCH_TTL_MS) end
   return 1
 end
 
@@ -149,7 +153,7 @@ local function answer(K, A)
   redis.call('PEXPIRE', K[2], A[3])
   if A[4] ~= '' then
     redis.call('XADD', K[3], 'MAXLEN', '~', MAX_LETTERS, '*',
-      'j', '', 'r', A[4], 'q', 'front', 'e', A[1], 'b', A[5])
+      'j', '', 'r', A[4], 'q', 'front', 'e', A[1], 'b', string.sub(A[5], 1, MAX_LETTER_BODY))
   end
   return 1
 end

@@ -2,9 +2,16 @@
 -- K[1..14] = job out run dly due cnt idem ended dead batch members cfg back thr
 local NUM_ENDING_KEYS = 14
 
--- What an ended job takes besides its stored result: fields, and its token log.
+-- What an ended job takes besides its request and its stored result: fields, and its token log.
 local BYTES_PER_JOB = 400
 local BYTES_PER_TOKEN = 8
+
+-- What an ended job keeps of the server's memory, the same as long as it is known.
+local function kept_bytes(job)
+  local num_tokens = number(redis.call('HGET', job, 'n'))
+  return BYTES_PER_JOB + redis.call('HSTRLEN', job, 'req') + redis.call('HSTRLEN', job, 'res')
+    + BYTES_PER_TOKEN * num_tokens
+end
 
 -- Takes a job that ends off the index of its state; its pointer is the caller's.
 local function leave(K, id, v)
@@ -19,10 +26,10 @@ local function leave(K, id, v)
 end
 
 local function leave_batch(K, id, v, state)
-  if v.bid and v.bid ~= '' then
-    redis.call('HINCRBY', K[10], state, 1)
-    redis.call('SREM', K[11], id)
-  end
+  if not v.bid or v.bid == '' then return end
+  redis.call('HINCRBY', K[10], state, 1)
+  redis.call('SREM', K[11], id)
+  if redis.call('EXISTS', K[11]) == 0 then redis.call('PEXPIRE', K[10], BATCH_TTL_MS) end
 end
 
 -- One entry at the tenant's back door, if it has one.
@@ -40,9 +47,10 @@ end
 -- channel, log_ttl, job_ttl, back_ttl}; chunk and result may be ''.
 local function seal(K, id, v, e)
   local t, entry = now(), SEAL .. '-' .. e.n
-  leave(K, id, v)
+  -- First the one write that the server could refuse.
   if e.chunk == '' then redis.call('XADD', K[2], entry, 's', e.start, 'e', e.ending)
   else redis.call('XADD', K[2], entry, 's', e.start, 'd', e.chunk, 'e', e.ending) end
+  leave(K, id, v)
   local request_bytes = redis.call('HSTRLEN', K[1], 'req')
   count(K[6], 'qb', -request_bytes)
   redis.call('HSET', K[1], 'st', e.state, 'n', e.n, 'te', t)
@@ -52,9 +60,10 @@ local function seal(K, id, v, e)
   redis.call('PEXPIRE', K[2], e.log_ttl)
   redis.call('PEXPIRE', K[1], e.job_ttl)
   redis.call('PEXPIRE', K[7], e.job_ttl)
-  local bytes = BYTES_PER_JOB + #e.result + BYTES_PER_TOKEN * number(e.n)
-  redis.call('ZADD', K[8], t + e.job_ttl, bytes .. ' ' .. id)
-  count(K[6], 'rb', bytes)
+  local bytes = kept_bytes(K[1])
+  if redis.call('ZADD', K[8], t + e.job_ttl, bytes .. ' ' .. id) == 1 then
+    count(K[6], 'rb', bytes)
+  end
   redis.call('HINCRBY', K[14], 'j', 1)
   redis.call('HINCRBY', K[14], 't', number(v.tk))
   redis.call('HINCRBY', K[14], 'b', request_bytes)

@@ -99,10 +99,12 @@ local function trim(K, A)
 end
 
 -- Takes a letter off the dead letters, with its job if that is given up (drop = 1).
--- KEYS dead job out   ARGV entry drop   -> 1 | 0 was not there
+-- KEYS dead job out ended cnt   ARGV entry job_id drop   -> 1 | 0 was not there
 local function drop_letter(K, A)
   local gone = redis.call('XDEL', K[1], A[1])
-  if gone == 1 and A[2] == '1' and redis.call('HGET', K[2], 'st') == 'dead' then
+  if gone == 1 and A[3] == '1' and redis.call('HGET', K[2], 'st') == 'dead' then
+    local bytes = kept_bytes(K[2])
+    if redis.call('ZREM', K[4], bytes .. ' ' .. A[2]) == 1 then count(K[5], 'rb', -bytes) end
     redis.call('DEL', K[2], K[3])
   end
   return gone
