@@ -19,6 +19,7 @@ from support.valkey import start_fast_server
 from tidemill._cancel import cancel_call
 from tidemill._reads import Location
 from tidemill.cli.main import app
+from tidemill.protocol.calls import JobRef
 from tidemill.protocol.functions import LUA_SOURCE, ensure_library, run
 from tidemill.service.diagnosis.examine import examine
 from tidemill.service.diagnosis.finding import Level
@@ -64,8 +65,8 @@ def jobs(redis_client: redis.Redis, mill: tuple[PuppetWorker, int]) -> Iterator[
     names = {name: shard.submit(redis_client) for name in ("queued", "running", "done")}
     for name in ("running", "done"):
         shard.dispatch(redis_client, names[name], epoch, worker.worker_id)
-    shard.append(redis_client, names["running"], 1, 0, 2)
-    shard.finish(redis_client, names["done"], 1, 0, 3)
+    shard.append(redis_client, names["running"], 1, 0, 2, worker.worker_id)
+    shard.finish(redis_client, names["done"], 1, 0, 3, worker.worker_id)
     yield names
     for job_id in names.values():
         shard.cancel(redis_client, job_id, worker.worker_id)
@@ -252,12 +253,12 @@ def test_jobs_on_the_move_are_not_called_lost(
                 shard.expire_lease(client, waiting[0])
                 shard.reap(client, waiting[0])
                 for job_id in waiting[1:6]:
-                    shard.finish(client, job_id, 1, 0, 1)
+                    shard.finish(client, job_id, 1, 0, 1, worker.worker_id)
                 for job_id in waiting:
                     shard.cancel(client, job_id)
                 number += 1
                 keyed = shard.submit(client, idempotency_key=str(number))
-                run(client, cancel_call(keyed, Location(QUEUE, "", str(number))))
+                run(client, cancel_call(keyed, Location(JobRef(keyed, QUEUE, str(number)), "")))
 
     thread = threading.Thread(target=churn)
     thread.start()
@@ -275,7 +276,7 @@ def test_jobs_on_the_move_are_not_called_lost(
 def test_a_server_without_the_functions_or_with_others_is_told(tmp_path: Path) -> None:
     with start_fast_server(tmp_path) as server, connect(server.url) as client:
         missing = run_doctor(server.url)
-        client.function_load(LUA_SOURCE.replace("'QUEUEFULL '", "'FULL '"))
+        client.function_load(LUA_SOURCE.replace("'QUEUEFULL ", "'FULL "))
         other = run_doctor(server.url)
         ensure_library(client)
         current = run_doctor(server.url)[1]

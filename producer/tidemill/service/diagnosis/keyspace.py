@@ -15,13 +15,15 @@ class Census:
     num_keys: int
     num_examined: int = 0
     complete: bool = False
-    #: Jobs that are queued but on no stream, or run but under no lease: lost.
+    #: Jobs that are queued but on no stream, delayed without a time or run without a lease: lost.
     lost_jobs: list[str] = field(default_factory=list)
     #: Streams with pointers that no scheduler will read.
     unlisted_queues: list[str] = field(default_factory=list)
     #: Leases and pointers of jobs that are not what these say, or are not at all.
     stale_leases: list[str] = field(default_factory=list)
     stale_pointers: list[str] = field(default_factory=list)
+    #: Times to look at jobs that do not wait for one.
+    stale_times: list[str] = field(default_factory=list)
     #: Keys that should have a TTL.
     leaks: set[str] = field(default_factory=set)
 
@@ -68,6 +70,12 @@ def check_census(census: Census | None) -> list[Finding]:
             census.stale_pointers,
             Level.WARNING,
             "None if a scheduler leads: it drops them when their turn comes.",
+        ),
+        _judge(
+            "stale times",
+            census.stale_times,
+            Level.WARNING,
+            "None if a scheduler leads: it removes them when they have come.",
         ),
         _judge(
             "leaked keys",

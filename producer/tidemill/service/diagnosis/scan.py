@@ -22,7 +22,9 @@ DEFAULT_MAX_KEYS = 100_000
 _PAGE = 500
 _NO_TTL = -1
 _ACTIVE = {state.value.encode() for state in JobState if state not in TERMINAL_STATES}
-_QUEUED, _RUNNING = JobState.QUEUED.value.encode(), JobState.RUNNING.value.encode()
+_QUEUED, _RUNNING, _DELAYED = (
+    state.value.encode() for state in (JobState.QUEUED, JobState.RUNNING, JobState.DELAYED)
+)
 
 
 def take_census(client: redis.Redis, keys: ShardKeys, max_keys: int) -> Census | None:
@@ -40,7 +42,9 @@ def take_census(client: redis.Redis, keys: ShardKeys, max_keys: int) -> Census |
         census.complete = cursor == 0
         _Page(client, keys, census).examine([bytes(name) for name in names])
     census.num_examined = min(census.num_examined, census.num_keys)
-    _check_leases(client, keys, census, max_keys)
+    census.stale_leases = _stale(client, keys, keys.running, {_RUNNING}, max_keys)
+    census.stale_times = _stale(client, keys, keys.delayed, {_DELAYED}, max_keys)
+    census.stale_times += _stale(client, keys, keys.due, _ACTIVE, max_keys)
     _check_pointers(client, keys, census, max_keys)
     return census
 
@@ -55,6 +59,7 @@ class _Page:
     others: list[bytes] = field(default_factory=list)
     idempotency: list[bytes] = field(default_factory=list)
     queues: list[str] = field(default_factory=list)
+    batches: list[tuple[bytes, str]] = field(default_factory=list)
 
     def examine(self, names: Sequence[bytes]) -> None:
         for name in names:
@@ -63,6 +68,7 @@ class _Page:
         self._check_queues()
         self._find_owners()
         self._check_owned()
+        self._check_batches()
         for name, (ttl,) in _ask_each(self.client, self.others, lambda key: [("PTTL", key)]):
             if ttl == _NO_TTL:
                 self.census.leaks.add(_text(name))
@@ -78,6 +84,8 @@ class _Page:
             self.idempotency.append(name)
         elif kind == "in":
             self.queues.append(tail)
+        elif kind == "b":
+            self.batches.append((name, f"{self.keys.prefix}bj:{tail}"))
         elif not is_permanent(name):
             self.others.append(name)
 
@@ -108,6 +116,8 @@ class _Page:
         state, _, entry_id, queue = fields
         if state == _RUNNING:
             return ("ZSCORE", self.keys.running, job_id)
+        if state == _DELAYED:
+            return ("ZSCORE", self.keys.delayed, job_id)
         entry = entry_id or b"0-0"
         return ("XRANGE", self.keys.ingress(_text(queue or b"")), entry, entry)
 
@@ -136,21 +146,39 @@ class _Page:
             if ttl == _NO_TTL and state not in _ACTIVE:
                 self.census.leaks.add(_text(name))
 
+    def _check_batches(self) -> None:
+        # A batch lives without a TTL exactly as long as it has jobs that have not ended.
+        for (name, _), (before, members, after) in _ask_each(
+            self.client,
+            self.batches,
+            lambda item: [("PTTL", item[0]), ("EXISTS", item[1]), ("PTTL", item[0])],
+        ):
+            if before == after == _NO_TTL and not members:
+                self.census.leaks.add(_text(name))
 
-def _check_leases(client: redis.Redis, keys: ShardKeys, census: Census, limit: int) -> None:
+
+def _stale(
+    client: redis.Redis, keys: ShardKeys, index: str, states: set[bytes], limit: int
+) -> list[str]:
+    """Return the jobs of a sorted set that are in none of the states that belong there."""
+    stale = []
     for start in range(0, limit, _PAGE):
         stop = min(start + _PAGE, limit) - 1
-        (flat,) = read(client, [("ZRANGE", keys.running, start, stop, "WITHSCORES")])
-        leases = [(_text(j), float(s)) for j, s in zip(flat[::2], flat[1::2], strict=True)]
-        for (job_id, expiry), (state, after) in _ask_each(
+        (flat,) = read(client, [("ZRANGE", index, start, stop, "WITHSCORES")])
+        members = [(_text(j), float(s)) for j, s in zip(flat[::2], flat[1::2], strict=True)]
+        found = _ask_each(
             client,
-            leases,
-            lambda item: [("HGET", keys.job(item[0]), "st"), ("ZSCORE", keys.running, item[0])],
-        ):
-            if state != _RUNNING and after == expiry:
-                census.stale_leases.append(job_id)
-        if len(leases) < _PAGE:
-            return
+            members,
+            lambda item: [("HGET", keys.job(item[0]), "st"), ("ZSCORE", index, item[0])],
+        )
+        stale += [
+            job_id
+            for (job_id, score), (state, after) in found
+            if state not in states and after == score
+        ]
+        if len(members) < _PAGE:
+            break
+    return stale
 
 
 def _check_pointers(client: redis.Redis, keys: ShardKeys, census: Census, limit: int) -> None:

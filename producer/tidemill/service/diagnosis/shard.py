@@ -8,18 +8,17 @@ import redis
 
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import ProtocolError
+from tidemill.protocol.functions import LIBRARY
 from tidemill.protocol.keys import GROUP, ShardKeys
 from tidemill.protocol.messages import WorkerInfo
+from tidemill.service.diagnosis.counting import MAX_QUEUES, read_miscounts
 from tidemill.service.diagnosis.finding import Finding, duration, failure, ok, warning
 from tidemill.service.diagnosis.replies import Command, ask, read
 
-#: Queues and tenants that are looked at in one go.
-MAX_QUEUES = 1000
 #: What a leader that has just taken over may still owe: a lease of grace and a pass.
 _OVERDUE_FAILURE_MS = 30_000
 #: A job that waits longer than this is worth a look, by priority class.
 _LONG_WAIT_MS = {"p0": 60_000, "p1": 3_600_000, "p2": 86_400_000}
-_CLASSES = tuple(_LONG_WAIT_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,9 @@ class ShardFacts:
     """What one shard holds; times in ms of the server's clock.
 
     A live worker whose registration cannot be read is None.  ``overdue_ms`` is how long ago the
-    oldest lease ran out, negative while it holds.
+    oldest lease ran out, negative while it holds; ``late_ms`` how long ago the first delayed job
+    could have run.  ``libraries`` maps those that are loaded to whether a process has announced
+    that it uses them; empty if this user may not know.
     ``miscounts`` maps a counter to its difference from what it counts.
     """
 
@@ -54,6 +55,9 @@ class ShardFacts:
     overdue_ms: int | None
     queues: tuple[QueueFacts, ...]
     num_dead_letters: int
+    num_delayed: int
+    late_ms: int | None
+    libraries: Mapping[str, bool]
     miscounts: Mapping[str, int]
 
     @property
@@ -80,6 +84,10 @@ def read_shard(client: redis.Redis, keys: ShardKeys) -> ShardFacts:
         ],
     )
     now = int(time[0]) * 1000 + int(time[1]) // 1000
+    num_delayed, next_delayed = read(
+        client,
+        [("ZCARD", keys.delayed), ("ZRANGE", keys.delayed, 0, 0, "WITHSCORES")],
+    )
     return ShardFacts(
         leader=None if leader is None else leader.decode(),
         leader_lease_ms=int(lease_ms),
@@ -87,10 +95,13 @@ def read_shard(client: redis.Redis, keys: ShardKeys) -> ShardFacts:
         workers=_read_workers(client, keys, _unexpired(now, workers)),
         models=_unexpired(now, models),
         num_running=int(num_running),
-        overdue_ms=now - int(float(oldest[1])) if oldest else None,
+        overdue_ms=_past(now, oldest),
         queues=_read_queues(client, keys, now, [name.decode("utf-8", "replace") for name in names]),
         num_dead_letters=int(num_dead),
-        miscounts=_read_miscounts(client, keys),
+        num_delayed=int(num_delayed),
+        late_ms=_past(now, next_delayed),
+        libraries=_read_libraries(client, keys, now),
+        miscounts=read_miscounts(client, keys),
     )
 
 
@@ -101,10 +112,16 @@ def check_shard_facts(facts: ShardFacts) -> list[Finding]:
         _workers(facts),
         _leases(facts),
         _queues(facts),
+        _delayed(facts),
         _pending(facts),
         _counters(facts),
         _dead_letters(facts),
+        _old_functions(facts),
     ]
+
+
+def _past(now: int, first: Sequence[bytes]) -> int | None:
+    return now - int(float(first[1])) if first else None
 
 
 def _unexpired(now: int, members: Sequence[bytes]) -> tuple[str, ...]:
@@ -158,37 +175,14 @@ def _age(now: int, entry_id: bytes) -> int:
     return now - int(entry_id.partition(b"-")[0])
 
 
-def _read_miscounts(client: redis.Redis, keys: ShardKeys) -> Mapping[str, int]:
-    counters, names = read(
-        client, [("HKEYS", keys.counters), ("ZRANGE", keys.active_queues, 0, MAX_QUEUES - 1)]
-    )
-    fields = [name.decode("utf-8", "replace") for name in counters]
-    tenants = {field.removeprefix("q:") for field in fields if field.startswith("q:")}
-    tenants |= {name.decode("utf-8", "replace").partition(":")[2] for name in names}
-    differences = _differences(client, keys, sorted(tenants)[:MAX_QUEUES])
-    return {counter: by for counter, by in differences.items() if by}
-
-
-def _differences(client: redis.Redis, keys: ShardKeys, tenants: Sequence[str]) -> Mapping[str, int]:
-    streams = [keys.ingress(f"{kind}:{tenant}") for tenant in tenants for kind in _CLASSES]
-    # One instant, or jobs on the move would look miscounted.
-    counters, num_running, *lengths = read(
-        client,
-        [
-            ("HGETALL", keys.counters),
-            ("ZCARD", keys.running),
-            *(("XLEN", stream) for stream in streams),
-        ],
-        at_once=True,
-    )
-    counts = {name.decode("utf-8", "replace"): int(count) for name, count in counters.items()}
-    counted = sum(count for name, count in counts.items() if name.startswith("r:"))
-    differences = {"r:*": counted - int(num_running)}
-    for index, tenant in enumerate(tenants):
-        start = index * len(_CLASSES)
-        waiting = sum(lengths[start : start + len(_CLASSES)])
-        differences[f"q:{tenant}"] = counts.get(f"q:{tenant}", 0) - waiting
-    return differences
+def _read_libraries(client: redis.Redis, keys: ShardKeys, now: int) -> Mapping[str, bool]:
+    (loaded,) = ask(client, [("FUNCTION LIST", "LIBRARYNAME", "tm*")])
+    (announced,) = read(client, [("ZRANGE", keys.libraries, 0, -1, "WITHSCORES")])
+    in_use = _unexpired(now, announced)
+    names = [
+        dict(zip(some[::2], some[1::2], strict=True))[b"library_name"] for some in loaded or ()
+    ]
+    return {name.decode(): name.decode() in in_use for name in names}
 
 
 def _leader(facts: ShardFacts) -> Finding:
@@ -249,6 +243,16 @@ def _queues(facts: ShardFacts) -> Finding:
     )
 
 
+def _delayed(facts: ShardFacts) -> Finding:
+    finding = f"{facts.num_delayed} jobs wait for their time"
+    if facts.late_ms is None or facts.late_ms <= 0:
+        return ok("delayed", finding)
+    finding += f", the first could have run {duration(facts.late_ms)} ago"
+    if facts.late_ms < _OVERDUE_FAILURE_MS:
+        return ok("delayed", finding)
+    return failure("delayed", finding, "See why the leading scheduler does not promote: its log.")
+
+
 def _limit(queue_name: str) -> int:
     return _LONG_WAIT_MS.get(queue_name.partition(":")[0], 0)
 
@@ -287,5 +291,19 @@ def _dead_letters(facts: ShardFacts) -> Finding:
     return warning(
         "dead letters",
         f"{facts.num_dead_letters} jobs or entries were given up",
-        "Read their reasons in the shard's stream `dead`.",
+        "See `tidemill dlq`: it tells their reasons, and puts back or drops them.",
+    )
+
+
+def _old_functions(facts: ShardFacts) -> Finding:
+    check = "old functions"
+    others = sorted(facts.libraries.keys() - {LIBRARY})
+    unused = [name for name in others if not facts.libraries[name]]
+    if not unused:
+        return ok(check, f"in use: {', '.join(others)}" if others else "none")
+    return warning(
+        check,
+        f"no process of this shard has used {', '.join(unused)} for a day",
+        "None if the leader's user may delete functions; else, as the deploy user and if no other"
+        f" shard uses them: redis-cli FUNCTION DELETE {unused[0]}.",
     )
