@@ -156,7 +156,7 @@ def _make_job(
 ) -> JobPlan:
     # Its number makes each prompt, and so each output, unlike all others.
     prompt = (*prefix, *_tokens(rng, rng.randrange(8)), 40_000 + number % 9_000, number // 9_000)
-    poison = rng.random() < 0.002
+    poison = rng.random() < 0.001
     key = f"k{number}" if rng.random() < 0.8 else ""
     follow = rng.choices(("none", "stream", "reattach", "result"), (60, 22, 8, 10))[0]
     is_cancelled = rng.random() < 0.06 and not poison

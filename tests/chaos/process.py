@@ -1,14 +1,15 @@
-"""Any process under chaos: ``python -m chaos.process ROLE RUN_JSON ARGUMENTS...``.
+"""Any process under chaos: ``python -m chaos.process SPEC``, or a child of the nursery.
 
-``RUN_JSON`` is a ``ProcessSpec``.  A planted bug or another function library takes effect before
-anything of ours is imported that could have copied it.
+``SPEC`` is a ``ProcessSpec`` as JSON.  A planted bug or another function library takes effect
+before anything of ours is imported that could have copied what it replaces.
 """
 
 import importlib
 import json
 import random
 import sys
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.history import Recorder
@@ -28,12 +29,9 @@ class ProcessSpec:
     seconds: float
     started: float
     duplicate_share: float = 0.0
+    skew_seconds: float = 0.0
     patch: str = ""
     library: str = ""
-
-    def command(self) -> list[str]:
-        """The command line that starts the process."""
-        return [sys.executable, "-m", "chaos.process", json.dumps(asdict(self))]
 
     @property
     def recorder(self) -> Recorder:
@@ -41,23 +39,42 @@ class ProcessSpec:
         return Recorder(Path(self.directory) / f"{self.name}.jsonl")
 
 
-def main() -> int:
-    """Prepare and run one process."""
-    from tidemill.service.runtime import exit_with_parent
-
-    spec = ProcessSpec(**json.loads(sys.argv[1]))
-    exit_with_parent()
-    if spec.library:
+def plant(patch: str, library: str) -> None:
+    """Import the module that plants a bug, and replace the function library."""
+    if library:
         from tidemill.protocol import functions
 
-        functions.LUA_SOURCE = Path(spec.library).read_text()
-    if spec.patch:
-        importlib.import_module(spec.patch)
+        functions.LUA_SOURCE = Path(library).read_text()
+    if patch:
+        importlib.import_module(patch)
+
+
+def play(spec: ProcessSpec) -> int:
+    """Play a process's part to its end; returns the exit status."""
+    from tidemill.service.runtime import exit_with_parent
+
+    exit_with_parent()
+    _skew_clocks(spec.skew_seconds)
     if spec.duplicate_share:
         from chaos import duplicates
 
         duplicates.install(spec.duplicate_share, random.Random(spec.name))
     return int(importlib.import_module(f"chaos.{spec.role}").main(spec))
+
+
+def _skew_clocks(seconds: float) -> None:
+    # Wall clocks only: steady ones do not differ between machines.  In Python, because libfaketime
+    # breaks waits that end at an absolute time.
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + seconds
+    time.time_ns = lambda: now_ns() + round(seconds * 1e9)
+
+
+def main() -> int:
+    """Run one process of its own."""
+    spec = ProcessSpec(**json.loads(sys.argv[1]))
+    plant(spec.patch, spec.library)
+    return play(spec)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from chaos.actors import Child, NurseryClient, Slot, environment, kill
 from chaos.history import Recorder
 from chaos.plan import (
     CRASH_POINTS,
@@ -27,10 +27,6 @@ from chaos.process import ProcessSpec
 from tidemill.service.broker import EmbeddedBroker
 from tidemill.service.runtime import CRASH_STATUS, ParentLink
 
-Slot = tuple[str, int]
-
-_FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
-_TESTS = Path(__file__).resolve().parents[1]
 #: Leaves, on a disk that is slow, room for the largest log a run writes.
 _MAX_MEMORY_BYTES = 1 << 30
 
@@ -50,8 +46,7 @@ class Actor:
 
     name: str
     slot: Slot
-    process: subprocess.Popen[bytes]
-    started: float
+    process: Child
     is_paused: bool = False
 
 
@@ -101,6 +96,7 @@ class Stage:
         self._num_starts: Counter[Slot] = Counter()
         self._parent = ParentLink()
         self._broker_lock = threading.Lock()
+        self._nursery = NurseryClient(options.patch, options.library, self._parent.pass_fds)
         self.broker = EmbeddedBroker.start(
             directory / "data",
             fsync=options.fsync,  # type: ignore[arg-type]
@@ -132,7 +128,7 @@ class Stage:
     def kill(self, actor: Actor, cause: str) -> None:
         """SIGKILL, paused or not."""
         self.recorder.record("kill", name=actor.name, cause=cause, wall=time.time())
-        actor.process.kill()
+        kill(actor.process)
 
     def pause(self, actor: Actor) -> None:
         """Stop a process where it is."""
@@ -189,19 +185,20 @@ class Stage:
         actors = list(self.actors.values())
         self.actors.clear()
         for actor in actors:
-            actor.process.terminate()
+            actor.process.send_signal(signal.SIGTERM)
         statuses = {}
         for actor in actors:
             try:
                 statuses[actor.name] = actor.process.wait(20)
             except subprocess.TimeoutExpired:
-                actor.process.kill()
+                kill(actor.process)
                 statuses[actor.name] = actor.process.wait(10)
         return statuses
 
     def end(self) -> None:
         """End the proxy and the broker."""
         self._parent.close()
+        self._nursery.close()
         self.proxy.close()
         self.broker.stop()
         self.recorder.close()
@@ -234,20 +231,20 @@ class Stage:
             seconds=self.plan.seconds,
             started=self.started,
             duplicate_share=self.plan.duplicate_share,
+            skew_seconds=self._skew(),
             patch=self._options.patch,
             library=self._options.library,
         )
         variables = self._variables(role)
-        with (self.directory / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                spec.command(),
-                env=environment() | self._parent.environment | variables,
-                pass_fds=self._parent.pass_fds,
-                stdout=log,
-                stderr=log,
-            )
-        self.actors[slot] = Actor(name, slot, process, time.monotonic())
-        self.recorder.record("start", name=name, **variables)
+        process = self._nursery.bear(
+            spec, self._parent.environment | variables, self.directory / f"{name}.log"
+        )
+        self.actors[slot] = Actor(name, slot, process)
+        self.recorder.record("start", name=name, skew=spec.skew_seconds, **variables)
+
+    def _skew(self) -> float:
+        skewed = self._rng.random() < self.plan.skew_share
+        return self._rng.choice((-300.0, 300.0)) if skewed else 0.0
 
     def _variables(self, role: str) -> dict[str, str]:
         variables = {"TIDEMILL_CACHE_DIR": str(self.directory / "cache")}
@@ -255,14 +252,4 @@ class Stage:
         if points and not self.is_calm and self._rng.random() < self.plan.crash_share:
             point, number = self._rng.choice(points), self._rng.choice((1, 3, 10, 40))
             variables["TIDEMILL_CRASH_AT"] = f"{point}:{number}"
-        if _FAKETIME.exists() and self._rng.random() < self.plan.skew_share:
-            # Steady clocks stay true: it is the wall clocks of machines that differ.
-            variables["LD_PRELOAD"] = str(_FAKETIME)
-            variables["FAKETIME"] = self._rng.choice(("-300s", "+300s"))
-            variables["FAKETIME_DONT_FAKE_MONOTONIC"] = "1"
         return variables
-
-
-def environment() -> dict[str, Any]:
-    """The environment of every process of a run."""
-    return os.environ | {"PYTHONPATH": str(_TESTS), "OMP_WAIT_POLICY": "passive"}
