@@ -5,11 +5,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+# Another broker to test against than the one in the wheel.
+SERVER ?= $(shell command -v redis-server)
+BROKER_TESTS := tests/protocol tests/sdk tests/scheduler tests/worker $(wildcard \
+	$(addprefix tests/service/test_, acl.py redis.py cluster.py sentinel.py tls.py \
+	embedded_broker.py resolve_broker.py))
 # Idle OpenMP threads that spin starve each other on shared cores.
 export OMP_WAIT_POLICY ?= passive
 export GOMP_SPINCOUNT  ?= 0
 
-.PHONY: help demo test lint unit kernels wheel-check bench clean
+.PHONY: help demo test lint unit kernels redis-check test-brokers wheel-check bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -17,7 +22,7 @@ help: ## Show this help
 demo: $(STAMP) ## Answer prompts with a real model, through the queue (ARGS="--kill-worker")
 	@$(BIN)/tidemill demo $(ARGS)
 
-test: lint unit kernels ## Lint, types, contracts and the whole suite against a real Valkey
+test: lint unit redis-check kernels ## Lint, types, contracts and the whole suite against a real Valkey
 	@echo "All checks passed."
 
 lint: $(STAMP) ## Format, lint, types, import contracts, file sizes
@@ -33,6 +38,16 @@ unit: $(STAMP) ## The test suite, without the Triton interpreter
 
 kernels: $(STAMP) ## The Triton kernels under the interpreter (read when a kernel is decorated: own process)
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -m interpret $(ARGS)
+
+# The same tests against another server: the functions in every run, all that talk to one on demand.
+redis-check: $(STAMP) ## The functions against the redis-server on PATH, if there is one
+	@if [ -n "$(SERVER)" ]; then \
+		TIDEMILL_TEST_SERVER="$(SERVER)" $(BIN)/python -m pytest -q tests/protocol/test_functions.py; \
+	else echo "skipped: there is no redis-server on PATH to run the functions against"; fi
+
+test-brokers: $(STAMP) ## All tests that talk to a broker, against SERVER=/path/to/redis-server
+	@test -n "$(SERVER)" || { echo "error: no redis-server on PATH; pass SERVER=/path/to/one"; exit 2; }
+	@TIDEMILL_TEST_SERVER="$(SERVER)" $(BIN)/python -m pytest -n 2 --dist loadgroup $(BROKER_TESTS) $(ARGS)
 
 wheel-check: $(STAMP) ## Build the wheel, install it into an empty venv and run the demo from there
 	@$(BIN)/python scripts/check_wheel.py

@@ -14,7 +14,7 @@ def test_an_empty_environment_gives_the_defaults(monkeypatch: pytest.MonkeyPatch
     assert config.redis_url is None
     assert config.data_dir == Path("/home/somebody/.local/share/tidemill")
     assert config.cache_dir == Path("/home/somebody/.cache/tidemill")
-    assert config.shard == "00"
+    assert (config.shard, config.shard_of("anybody")) == ("00", "00")
     assert config.log_level == "INFO"
     assert (config.lease_seconds, config.beat_seconds) == (10.0, 3.0)
 
@@ -26,6 +26,7 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
             "TIDEMILL_DATA_DIR": str(tmp_path / "data"),
             "TIDEMILL_CACHE_DIR": str(tmp_path / "cache"),
             "TIDEMILL_SHARD": "0f",
+            "TIDEMILL_SHARDS": "256",
             "TIDEMILL_LOG_LEVEL": "debug",
             "TIDEMILL_LEASE_SECONDS": "4",
             "TIDEMILL_BEAT_SECONDS": "0.5",
@@ -34,6 +35,7 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
     assert config.redis_url == "redis://broker:6379/1"
     assert (config.data_dir, config.cache_dir) == (tmp_path / "data", tmp_path / "cache")
     assert (config.shard, config.log_level) == ("0f", "DEBUG")
+    assert (config.num_shards, config.shard_of("anybody")) == (256, "0f")
     assert (config.lease_seconds, config.beat_seconds) == (4.0, 0.5)
 
 
@@ -42,6 +44,14 @@ def test_the_xdg_directories_are_honoured_unless_relative(monkeypatch: pytest.Mo
     config = load_config({"XDG_DATA_HOME": "/data", "XDG_CACHE_HOME": "not/absolute"})
     assert config.data_dir == Path("/data/tidemill")
     assert config.cache_dir == Path("/home/somebody/.cache/tidemill")
+
+
+def test_tenants_are_spread_over_the_shards_unless_one_is_set() -> None:
+    config = load_config({"TIDEMILL_SHARDS": "2"})
+    # CRC-16/XMODEM of "123456789" is 0x31c3, the check value in every catalogue of CRCs.
+    assert config.shard_of("123456789") == "01"
+    assert config.shard == "00"
+    assert {config.shard_of(f"tenant{number}") for number in range(20)} == {"00", "01"}
 
 
 def test_an_empty_variable_counts_as_unset() -> None:
@@ -60,6 +70,9 @@ def test_a_relative_directory_becomes_absolute(
     [
         ("TIDEMILL_SHARD", "000"),
         ("TIDEMILL_SHARD", "FF"),
+        ("TIDEMILL_SHARDS", "0"),
+        ("TIDEMILL_SHARDS", "257"),
+        ("TIDEMILL_SHARDS", "two"),
         ("TIDEMILL_LOG_LEVEL", "LOUD"),
         ("TIDEMILL_LEASE_SECONDS", "soon"),
         ("TIDEMILL_LEASE_SECONDS", "-1"),

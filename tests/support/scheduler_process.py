@@ -75,9 +75,9 @@ def spawn_scheduler(
     return SchedulerProcess(process, log_path)
 
 
-def wait_for_leader(client: redis.Redis, *, above_epoch: int = 0) -> int:
+def wait_for_leader(client: redis.Redis, *, above_epoch: int = 0, shard: str = "00") -> int:
     """Wait until some daemon leads in a later epoch; returns that epoch."""
-    keys = ShardKeys()
+    keys = ShardKeys(shard)
 
     def epoch() -> int:
         current = int(client.get(keys.epoch) or 0)

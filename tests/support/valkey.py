@@ -9,17 +9,34 @@ import redis
 from tidemill.protocol.errors import BrokerNotFound, BrokerUnsupported
 from tidemill.protocol.keys import is_permanent
 from tidemill.service.broker import EmbeddedBroker
-from tidemill.service.broker_binary import ServerBinary, find_server_binary
+from tidemill.service.broker_binary import (
+    MIN_VERSION,
+    ServerBinary,
+    find_server_binary,
+    read_version,
+)
 
 
 def require_server_binary() -> ServerBinary:
-    """The server to test against; without one skip on a developer's machine, fail in CI."""
+    """The server to test against; without one skip on a developer's machine, fail in CI.
+
+    ``TIDEMILL_TEST_SERVER`` names another binary than the one that Tidemill would start.
+    """
+    if chosen := os.environ.get("TIDEMILL_TEST_SERVER"):
+        return read_binary(Path(chosen))
     try:
         return find_server_binary()
     except (BrokerNotFound, BrokerUnsupported) as error:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(error.one_line())
+
+
+def read_binary(path: Path) -> ServerBinary:
+    """A server binary that must be there and be new enough."""
+    version = read_version(path)
+    assert version >= MIN_VERSION, f"{path} is no server >= 7.0, but {version}"
+    return ServerBinary(path, version)
 
 
 def start_fast_server(data_dir: Path) -> EmbeddedBroker:
