@@ -22,6 +22,7 @@ from tidemill.protocol.messages import (
     DEFAULT_RETRIES,
     GenerateRequest,
     JobResult,
+    JobTerms,
     ModelCard,
     SamplingParams,
     WorkerInfo,
@@ -143,10 +144,11 @@ def make_request(
     return GenerateRequest.model_validate(fields)
 
 
-def submit(client: redis.Redis, request: GenerateRequest) -> str:
+def submit(client: redis.Redis, request: GenerateRequest, terms: JobTerms | None = None) -> str:
     """Put a job on its queue; returns its id."""
     run(client, calls.salt(KEYS, tenant=request.tenant, random=b"\x07" * 16))
-    return run(client, calls.submit(KEYS, calls.NewJob(new_job_id(), request))).job_id
+    job = calls.NewJob(new_job_id(), request, terms=terms or JobTerms())
+    return run(client, calls.submit(KEYS, job)).job_id
 
 
 def state_of(client: redis.Redis, job_id: str) -> str:

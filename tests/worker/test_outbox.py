@@ -142,6 +142,67 @@ def test_a_reply_to_an_older_attempt_changes_nothing() -> None:
     assert [chunk.ids for chunk in _send(outbox, 1.0)] == [(7,)]
 
 
+def test_a_closed_job_is_written_at_once_and_told_when_nothing_is_left() -> None:
+    outbox, told = _outbox(_job(stream=False)), list[str]()
+    outbox.add(Update("a", [1]), 0.0)
+    _send(outbox, 0.0)
+    outbox.add(Update("a", [2]), 1.0)
+    assert not outbox.close(_job(stream=False), lambda: told.append("a"), 1.0)
+    assert outbox.next_due == 1.0
+    outcome = outbox.apply(outbox.select(1.0), [ACCEPTED], 1.0)
+    for then in outcome.then:
+        then()
+    assert (told, outcome.ended, outcome.lost) == (["a"], (), ())
+    assert outbox.generated(_job(stream=False)) is None
+
+
+def test_a_closed_job_waits_for_tokens_that_the_log_has_lost() -> None:
+    outbox = _outbox(_job())
+    for token in (1, 2):
+        outbox.add(Update("a", [token]), float(token * 10))
+        _send(outbox, token * 10.0)
+    outbox.add(Update("a", [3]), 30.0)
+    assert not outbox.close(_job(), lambda: None, 30.0)
+    rewound = Written(accepted=False, owned=True, num_tokens=1)
+    assert outbox.apply(outbox.select(30.0), [rewound], 30.0).then == ()
+    (write,) = outbox.select(30.0)
+    assert write.chunk.ids == (2, 3)
+    assert len(outbox.apply([write], [ACCEPTED], 30.0).then) == 1
+
+
+def test_a_closed_job_that_is_lost_is_told_to_nobody() -> None:
+    outbox = _outbox(_job())
+    outbox.add(Update("a", [1]), 0.0)
+    assert not outbox.close(_job(), lambda: None, 0.0)
+    outcome = outbox.apply(outbox.select(0.0), [LOST], 0.0)
+    assert (outcome.then, outcome.lost) == ((), (_job(),))
+
+
+def test_a_job_that_is_not_open_is_not_closed() -> None:
+    outbox = _outbox(_job(fence=2))
+    assert not outbox.close(_job(fence=1), lambda: None, 0.0)
+    assert outbox.generated(_job(fence=2)) is not None
+    assert outbox.close(_job(fence=2), lambda: None, 0.0)
+
+
+def test_a_failure_ends_behind_a_log_that_nobody_can_read() -> None:
+    outbox = _outbox(_job())
+    failed = JobEnd(state="failed", finish_reason="error", error="the log breaks off")
+    outbox.add(Update("a", end=failed), 0.0)
+    longer = Written(accepted=False, owned=True, num_tokens=5)
+    assert outbox.apply(outbox.select(0.0), [longer], 0.0).lost == ()
+    (write,) = outbox.select(0.0)
+    assert (write.chunk, write.end) == (TokenChunk(start=5, end=5), failed)
+    assert outbox.apply([write], [ACCEPTED], 0.0).ended == (_job(),)
+
+
+def test_any_other_end_of_a_log_that_is_too_long_is_lost() -> None:
+    outbox = _outbox(_job())
+    outbox.add(Update("a", [1], "", DONE), 0.0)
+    longer = Written(accepted=False, owned=True, num_tokens=5)
+    assert outbox.apply(outbox.select(0.0), [longer], 0.0).lost == (_job(),)
+
+
 def test_a_long_backlog_is_written_in_pieces_before_the_end() -> None:
     outbox = _outbox(_job())
     ids = list(range(MAX_CHUNK_TOKENS + 5))
