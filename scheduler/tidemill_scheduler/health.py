@@ -26,16 +26,21 @@ class Health:
         self._epoch = 0
         self._runnable_since: float | None = None
         self._beat_at = clock()
+        self._durability = ""
 
     def enter(self, role: Role, epoch: int = 0) -> None:
         """Note a new role; what was true of the old one is forgotten."""
-        self._role, self._epoch = role, epoch
+        self._role, self._epoch, self._durability = role, epoch, ""
         self._runnable_since = None
         self._beat_at = self._clock()
 
     def beat(self) -> None:
         """Note that the leader's loop turns."""
         self._beat_at = self._clock()
+
+    def note_durability(self, level: str) -> None:
+        """Note how durable the broker is, as its leader has found."""
+        self._durability = level
 
     def note_work(self, *, runnable: bool, num_dispatched: int) -> None:
         """Note whether work could run, and whether some was sent since the last note."""
@@ -54,6 +59,7 @@ class Health:
         return ok, {
             "role": self._role,
             "epoch": self._epoch,
+            "durability": self._durability,
             "stalled_seconds": round(stalled, 3),
             "loop_silent_seconds": round(hung, 3),
         }

@@ -17,6 +17,11 @@ PROMOTED = Counter("tidemill_scheduler_promoted_total", "Delayed jobs whose time
 EXPIRED = Counter(
     "tidemill_scheduler_expired_total", "Jobs that a time limit ended, by limit", ["reason"]
 )
+TRIMMED = Counter(
+    "tidemill_scheduler_trimmed_total",
+    "Ended jobs forgotten, because their time is over or because all take too many bytes",
+    ["reason"],
+)
 MALFORMED = Counter("tidemill_scheduler_malformed_total", "Pointers moved to the dead letters")
 TOKENIZED = Counter("tidemill_scheduler_tokenized_total", "Text jobs tokenised", ["outcome"])
 RESTARTS = Counter("tidemill_scheduler_restarts_total", "Terms that an error ended", ["reason"])

@@ -18,7 +18,10 @@ from tidemill_scheduler.intake import Intake
 from tidemill_scheduler.job_life import JobLife
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.leadership import Leadership
+from tidemill_scheduler.libraries import Libraries
+from tidemill_scheduler.measures import Meter
 from tidemill_scheduler.reaper import Reaper
+from tidemill_scheduler.retention import Retention
 from tidemill_scheduler.scheduler import Scheduler
 from tidemill_scheduler.tasks import run_together
 from tidemill_scheduler.tokenize_pool import TokenizePool
@@ -69,6 +72,9 @@ class Term:
         )
         self._reaper = Reaper(client, keys, grace, config.lease_seconds)
         self._job_life = JobLife(client, keys, self._scheduler.forget)
+        self._retention = Retention(client, keys)
+        self._meter = Meter(client, keys, health)
+        self._libraries = Libraries(client, keys)
 
     async def run(self) -> None:
         """Lead.
@@ -86,6 +92,9 @@ class Term:
             self._dispatcher.run(),
             self._reaper.run(),
             self._job_life.run(),
+            self._retention.run(),
+            self._meter.run(),
+            self._libraries.run(),
         )
         await run_together(_translated(duty) for duty in duties)
 

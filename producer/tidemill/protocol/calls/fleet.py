@@ -23,8 +23,8 @@ class Beat:
 class Measures:
     """What a leader has measured: jobs, tokens and bytes that end per second, and its server.
 
-    ``max_bytes`` bounds the requests of all jobs that have not ended; ``durability`` is the level
-    of the server process ``run_id``.
+    ``max_bytes`` bounds the requests of all jobs that have not ended, 0 for no bound;
+    ``durability`` is the level of the server process ``run_id``.
     """
 
     jobs_per_second: float
@@ -117,7 +117,7 @@ def measure(keys: ShardKeys, measures: Measures) -> Call[int]:
             f"{measures.jobs_per_second:.3f}",
             f"{measures.tokens_per_second:.3f}",
             f"{measures.bytes_per_second:.3f}",
-            measures.max_bytes,
+            measures.max_bytes or "",
             measures.durability,
             measures.run_id,
         ),

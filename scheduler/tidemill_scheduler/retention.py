@@ -1,0 +1,76 @@
+"""Forgets ended jobs: those whose time is over, and the oldest where they take too much."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import redis.asyncio
+
+from tidemill.protocol import calls
+from tidemill.protocol.functions import run_async
+from tidemill.protocol.keys import ShardKeys
+from tidemill_scheduler import metrics
+from tidemill_scheduler.clock import server_ms
+from tidemill_scheduler.limits import read_limits
+
+_log = logging.getLogger(__name__)
+
+_INTERVAL_SECONDS = 1.0
+#: Jobs that one call forgets.
+MAX_TRIMMED = 128
+
+
+class Retention:
+    """Keeps the account of what ended jobs take, and within its bound."""
+
+    def __init__(self, client: redis.asyncio.Redis, keys: ShardKeys) -> None:
+        self._client = client
+        self._keys = keys
+
+    async def run(self) -> None:
+        """Forget for ever."""
+        while True:
+            await self.settle_expired()
+            limits = await read_limits(self._client, self._keys)
+            if limits.max_result_bytes:
+                await self.trim_to(limits.max_result_bytes)
+            await asyncio.sleep(_INTERVAL_SECONDS)
+
+    async def settle_expired(self) -> None:
+        """Take the jobs off the account whose keys the server has expired by itself."""
+        now = await server_ms(self._client)
+        while members := await self._oldest("-inf", now):
+            await self._trim(members, "expired")
+
+    async def trim_to(self, max_bytes: int) -> None:
+        """Forget the oldest jobs until the others take ``max_bytes`` at most."""
+        while (excess := await self._kept_bytes() - max_bytes) > 0:
+            members = _first_of_size(excess, await self._oldest("-inf", "+inf"))
+            if not await self._trim(members, "bytes"):
+                return  # nothing is left, or another scheduler was faster
+
+    async def _kept_bytes(self) -> int:
+        return int(await self._client.hget(self._keys.counters, "rb") or 0)
+
+    async def _oldest(self, low: str, high: str | int) -> list[str]:
+        members = await self._client.zrangebyscore(
+            self._keys.ended, low, high, start=0, num=MAX_TRIMMED
+        )
+        return [member.decode("utf-8", "replace") for member in cast(list[bytes], members)]
+
+    async def _trim(self, members: Sequence[str], reason: str) -> int:
+        num_trimmed = await run_async(self._client, calls.trim(self._keys, members))
+        metrics.TRIMMED.labels(reason).inc(num_trimmed)
+        return num_trimmed
+
+
+def _first_of_size(num_bytes: int, members: Iterable[str]) -> list[str]:
+    """Return as many of the ``ended`` index's first members as take ``num_bytes`` together."""
+    found: list[str] = []
+    for member in members:
+        if num_bytes <= 0:
+            break
+        found.append(member)
+        num_bytes -= int(member.partition(" ")[0])
+    return found

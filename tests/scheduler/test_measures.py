@@ -1,0 +1,148 @@
+"""What the leader measures, and what submit makes of it."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+import redis.asyncio
+
+from support.puppet_worker import PuppetWorker
+from support.scheduler_process import LIVENESS_SECONDS, SchedulerProcess
+from support.shard import KEYS, cancel, submit
+from support.wait import wait_until
+from tidemill.protocol import calls
+from tidemill.protocol.calls import Measures
+from tidemill.protocol.errors import QueueFull
+from tidemill.protocol.functions import run
+from tidemill.protocol.ids import new_job_id
+from tidemill.protocol.messages import GenerateRequest
+from tidemill.service.redis import connect_async
+from tidemill_scheduler.limits import Limits, make_limits, read_limits
+from tidemill_scheduler.measures import MEMORY_SECONDS, Rate
+
+
+def test_a_steady_stream_is_measured_exactly_from_the_first_second_on() -> None:
+    rate = Rate()
+    assert rate.per_second == 0.0
+
+    for _ in range(5):
+        rate.update(7, 1.0)
+        assert rate.per_second == pytest.approx(7.0)
+
+
+def test_a_rate_follows_a_change_within_its_memory() -> None:
+    rate = Rate(100.0)
+
+    for _ in range(round(MEMORY_SECONDS)):
+        rate.update(0, 1.0)
+
+    # exp(-1) of the old rate is left.
+    assert rate.per_second == pytest.approx(36.79, abs=0.01)
+
+
+def test_the_length_of_a_sample_makes_no_difference() -> None:
+    often, seldom = Rate(3.0), Rate(3.0)
+
+    for _ in range(10):
+        often.update(1, 0.5)
+    seldom.update(10, 5.0)
+
+    assert often.per_second == pytest.approx(seldom.per_second)
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "max_result_bytes", "maxmemory", "limits"),
+    [
+        (None, None, 0, Limits(0, 0)),
+        (None, None, 1000, Limits(500, 250)),
+        (b"70", b"80", 1000, Limits(70, 80)),
+        (b"70", b"80", 0, Limits(70, 80)),
+        (b"0", b"0", 1000, Limits(0, 0)),
+        (b"many", b"inf", 1000, Limits(500, 250)),
+        (b"1e3", b"-5", 0, Limits(1000, 0)),
+    ],
+)
+def test_a_setting_goes_before_the_share_of_the_memory(
+    max_bytes: bytes | None, max_result_bytes: bytes | None, maxmemory: int, limits: Limits
+) -> None:
+    assert make_limits(max_bytes, max_result_bytes, maxmemory) == limits
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    async with connect_async(redis_url, retries=0) as connection:
+        yield connection
+
+
+@pytest.fixture
+def memory_bound(redis_client: redis.Redis) -> Iterator[int]:
+    bound = 1 << 30
+    redis_client.config_set("maxmemory", bound)
+    yield bound
+    redis_client.config_set("maxmemory", 0)
+
+
+async def test_the_limits_are_read_off_the_server(
+    client: redis.asyncio.Redis, redis_client: redis.Redis, memory_bound: int
+) -> None:
+    redis_client.hset(KEYS.settings, "result_bytes", 12345)
+
+    assert await read_limits(client, KEYS) == Limits(memory_bound // 2, 12345)
+
+
+def submit_bytes(client: redis.Redis, num_bytes: int) -> str:
+    request = GenerateRequest(model="m", prompt="x" * num_bytes)
+    return run(client, calls.submit(KEYS, calls.NewJob(new_job_id(), request))).job_id
+
+
+def test_no_bound_on_bytes_is_no_bound(redis_client: redis.Redis) -> None:
+    ids = [submit(redis_client)]
+    run(redis_client, calls.measure(KEYS, Measures(0.0, 0.0, 0.0, 0, "fsync", "r1")))
+
+    ids += [submit_bytes(redis_client, 100_000) for _ in range(2)]
+
+    for job_id in ids:
+        cancel(redis_client, job_id)
+
+
+def test_a_bound_on_bytes_refuses_until_it_has_room_at_the_measured_rate(
+    redis_client: redis.Redis,
+) -> None:
+    job_id = submit(redis_client)
+    run(redis_client, calls.measure(KEYS, Measures(0.0, 0.0, 10_000.0, 50_000, "fsync", "r1")))
+
+    with pytest.raises(QueueFull) as full:
+        submit_bytes(redis_client, 100_000)
+
+    assert full.value.retry_after_seconds == pytest.approx(5, abs=0.2)
+    cancel(redis_client, job_id)
+
+
+def test_the_leader_tells_rates_durability_and_server(
+    leader: SchedulerProcess, redis_client: redis.Redis
+) -> None:
+    worker = PuppetWorker(redis_client)
+    wait_until(lambda: redis_client.hget(KEYS.measures, "lv"), LIVENESS_SECONDS)
+    redis_client.config_set("appendfsync", "always")
+    redis_client.hset(KEYS.settings, "bytes", 1_000_000)
+
+    def measured() -> bool:
+        # Only a busy second is a measure of the throughput.
+        submit(redis_client)
+        worker.work_off()
+        return float(redis_client.hget(KEYS.measures, "rj") or 0) > 0
+
+    wait_until(measured, LIVENESS_SECONDS)
+    wait_until(lambda: redis_client.hget(KEYS.measures, "mb") == b"1000000", LIVENESS_SECONDS)
+
+    level, run_id = redis_client.hmget(KEYS.measures, "lv", "rid")
+    assert level == b"fsync"
+    assert run_id == redis_client.info("server")["run_id"].encode()
+    receipt = run(
+        redis_client,
+        calls.submit(
+            KEYS, calls.NewJob(new_job_id(), GenerateRequest(model="m", prompt_ids=(1,)), cost=1)
+        ),
+    )
+    assert (receipt.durability, receipt.run_id) == ("fsync", run_id.decode())
+    wait_until(lambda: worker.work_off() is not None and not redis_client.zcard(KEYS.running))
