@@ -11,7 +11,7 @@ import redis
 from tidemill.protocol.calls import RetryPause
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import CommandKind
-from tidemill.service.redis import SOCKET_TIMEOUT_SECONDS, check_server, connect
+from tidemill.service.redis import SOCKET_TIMEOUT_SECONDS, check_server, connect, translate
 from tidemill.service.runtime import Drain
 from tidemill_gpuworker.alarm import Alarm
 from tidemill_gpuworker.background import Background
@@ -116,7 +116,9 @@ class WorkerProcess:
         Raises what the broker refuses a worker for, and what killed one of the threads.
         """
         check_server(self._client)
-        self._registration.register()
+        # A server that loads its data answers the check and nothing else.
+        with translate():
+            self._registration.register()
         watch = threading.Thread(target=self._watch, args=(drain,), name="drain", daemon=True)
         watch.start()
         for thread in self._threads.values():

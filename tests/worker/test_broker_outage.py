@@ -15,10 +15,12 @@ from support.shard import read_log
 from support.valkey import require_server_binary
 from support.wait import wait_until
 from support.worker_rig import Rig, make_request, state_of
+from tidemill.protocol.errors import BrokerUnavailable
 from tidemill.protocol.functions import ensure_library
 from tidemill.service.embedded_broker import EmbeddedBroker
 from tidemill.service.redis import connect
 from tidemill_gpuworker.outbox import PublishPolicy
+from tidemill_gpuworker.registration import Registration
 
 MAX_UNPUBLISHED = 10
 
@@ -114,3 +116,15 @@ def test_a_worker_that_cannot_say_goodbye_leaves_all_the_same(
     broker.restart()
     assert state_of(client, job_id) == "run"
     assert read_log(client, job_id).ids == generate([1, 2, 3], 3)
+
+
+def test_a_worker_that_starts_while_the_broker_loads_its_data_says_so(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loading(_registration: Registration) -> None:
+        # INFO is all that a loading server answers.
+        raise redis.exceptions.BusyLoadingError("Valkey is loading the dataset in memory")
+
+    monkeypatch.setattr(Registration, "register", loading)
+    with pytest.raises(BrokerUnavailable, match="still loading"):
+        rig.process.run(rig.drain)
