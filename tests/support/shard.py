@@ -23,13 +23,14 @@ KEYS = ShardKeys()
 QUEUE = "p1:default"
 DEAD = JobEnd(state="dead", finish_reason="error", error="crashed its workers")
 CANCELLED = JobEnd(state="cancelled", finish_reason="cancelled")
+REQUEST = GenerateRequest(model="m", prompt_ids=(1, 2, 3), params=SamplingParams(seed=1))
+NO_PAUSE = calls.RetryPause(base_ms=0)
 
 
 def submit(client: redis.Redis, job_id: str | None = None, **options: object) -> str:
     """Submit a small job and return its id."""
     run(client, calls.salt(KEYS, tenant="default", random=b"\x07" * 16))
-    request = GenerateRequest(model="m", prompt_ids=(1, 2, 3), params=SamplingParams(seed=1))
-    job = calls.NewJob(job_id or new_job_id(), request, cost=3, **options)  # type: ignore[arg-type]
+    job = calls.NewJob(job_id or new_job_id(), REQUEST, cost=3, **options)  # type: ignore[arg-type]
     return run(client, calls.submit(KEYS, job)).job_id
 
 
@@ -122,6 +123,46 @@ def cancel(client: redis.Redis, job_id: str, worker: str = "") -> tuple[int, str
 def reap(client: redis.Redis, job_id: str) -> int:
     """Take a job from a worker whose lease ran out."""
     return run(client, calls.reap(KEYS, ref_of(client, job_id), end=DEAD))
+
+
+def nack(
+    client: redis.Redis,
+    job_id: str,
+    fence: int,
+    worker: str = "wkr_a",
+    error: str = "it hiccuped",
+    pause: calls.RetryPause = NO_PAUSE,
+) -> calls.NackOutcome:
+    """Give a job back as its worker after an error that may pass."""
+    ref = ref_of(client, job_id)
+    return run(
+        client,
+        calls.nack(KEYS, ref, fence=fence, worker_id=worker, error=error, pause=pause),
+    )
+
+
+def promote(client: redis.Redis, job_id: str) -> bool:
+    """Let a delayed job run if its time has come."""
+    return run(client, calls.promote(KEYS, job_id=job_id, queue=QUEUE))
+
+
+def expire(client: redis.Redis, job_id: str, worker: str = "") -> str:
+    """End a job if a time limit of it has passed."""
+    return run(client, calls.expire(KEYS, ref_of(client, job_id), worker_id=worker))
+
+
+def release(client: redis.Redis, job_id: str, fence: int, worker: str = "wkr_a") -> bool:
+    """Give a job back as a worker that drains."""
+    return run(
+        client,
+        calls.release(KEYS, job_id=job_id, fence=fence, worker_id=worker, queue=QUEUE),
+    )
+
+
+def server_ms(client: redis.Redis) -> int:
+    """The server's time."""
+    seconds, microseconds = client.time()
+    return seconds * 1000 + microseconds // 1000
 
 
 def expire_lease(client: redis.Redis, job_id: str) -> None:
