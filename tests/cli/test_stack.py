@@ -5,7 +5,9 @@ import signal
 from pathlib import Path
 
 import pytest
+import redis
 
+from support.scheduler_process import wait_for_leader
 from support.wait import wait_until
 from tidemill.cli.child import Child, ChildSpec
 from tidemill.cli.stack import Stack, StackOptions
@@ -56,6 +58,27 @@ def test_a_killed_broker_and_a_killed_scheduler_come_back(tmp_path: Path) -> Non
         with connect(stack.url) as client:
             assert client.ping()
     assert stack.failure is None
+
+
+def test_the_password_of_a_broker_is_on_no_command_line(
+    redis_client: redis.Redis, redis_url: str, tmp_path: Path
+) -> None:
+    redis_client.acl_setuser(
+        "tide",
+        enabled=True,
+        passwords=["+s3cret"],
+        keys=["*"],
+        channels=["*"],
+        categories=["+@all"],
+    )
+    try:
+        url = redis_url.replace("unix://", "unix://tide:s3cret@")
+        with Stack(options(tmp_path, redis_url=url), sink=lambda line: None) as stack:
+            wait_for_leader(redis_client)
+            [pid] = stack.pids("scheduler")
+            assert b"s3cret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    finally:
+        redis_client.acl_deluser("tide")
 
 
 def test_a_worker_that_cannot_start_is_told_and_everything_stopped(tmp_path: Path) -> None:

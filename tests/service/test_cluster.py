@@ -14,6 +14,7 @@ from support.shard import read_log
 from support.twins import TWINS, Twin
 from support.wait import wait_until
 from tidemill import AsyncProducer, Job, Producer
+from tidemill._listener import LOST, Listener, Notice
 from tidemill.protocol.errors import BrokerUnsupported, JobCancelled
 from tidemill.protocol.ids import shard_for_tenant, shard_of
 from tidemill.protocol.keys import ShardKeys
@@ -159,6 +160,24 @@ async def test_an_asynchronous_reader_hears_that_its_channel_has_moved(nodes: Cl
         again = await reader.get(5)
         assert again is not None and again.channel == keys.token_channel("job")
     nodes.move("02", source)
+
+
+def test_a_synchronous_reader_hears_that_its_channel_has_moved(nodes: Cluster) -> None:
+    source = nodes.owner("03")
+    target = next(node for node in nodes.nodes if node != source)
+    channels = [ShardKeys("03").token_channel(name) for name in ("one", "two")]
+    with connect(nodes.url, shard="03") as client, Listener(client) as listener:
+        for channel in channels:
+            listener.add(channel)
+        assert {listener.get(5), listener.get(5)} == {Notice(channel) for channel in channels}
+        # Leaving and coming back at once is no loss.
+        listener.discard(channels[0])
+        listener.add(channels[0])
+        assert listener.get(5) == Notice(channels[0])
+        nodes.move("03", target)
+        assert listener.get(5) == LOST
+        assert {listener.get(5), listener.get(5)} == {Notice(channel) for channel in channels}
+    nodes.move("03", source)
 
 
 def test_the_commands_find_a_shard_of_a_cluster(nodes: Cluster, tmp_path: Path) -> None:
