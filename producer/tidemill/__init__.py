@@ -5,9 +5,11 @@ from tidemill._reads import JobStatus
 from tidemill._request import JobOptions, JobSpec, Prompt, SamplingOptions
 from tidemill._terms import TermOptions
 from tidemill._version import __version__
-from tidemill.async_client import AsyncJob, AsyncProducer
+from tidemill.async_client import AsyncProducer
+from tidemill.async_job import AsyncJob
 from tidemill.async_stream import AsyncTokenStream
-from tidemill.client import Job, Producer
+from tidemill.client import Producer
+from tidemill.job import Job
 from tidemill.protocol.errors import (
     BatchClosed,
     BrokerError,

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable
 
 from tidemill._async_submitter import AsyncSubmitter
+from tidemill._receipt import Receipt
 from tidemill._request import JobOptions, JobSpec, Prompt
 from tidemill._window import Window
-from tidemill.protocol.calls import Submitted
 from tidemill.protocol.errors import BrokerError, Overloaded, TidemillError
 from tidemill.result import Result
 
@@ -24,7 +24,7 @@ class AsyncBulk:
     def __init__(
         self,
         submitter: AsyncSubmitter,
-        wait: Callable[[str], Awaitable[Result]],
+        wait: Callable[[Receipt], Awaitable[Result]],
         items: Items,
         options: JobOptions,
         window: Window[Outcome],
@@ -91,7 +91,7 @@ class AsyncBulk:
                 await asyncio.sleep(wait_seconds)
         self._is_submitting = False
 
-    async def _receipts(self, specs: list[JobSpec]) -> list[Submitted | TidemillError]:
+    async def _receipts(self, specs: list[JobSpec]) -> list[Receipt | TidemillError]:
         task = asyncio.ensure_future(self._submitter.submit_many(specs))
         try:
             receipts = await asyncio.shield(task)
@@ -102,25 +102,25 @@ class AsyncBulk:
         self._note_jobs(specs, receipts)
         return receipts
 
-    def _note_jobs(self, specs: list[JobSpec], receipts: list[Submitted | TidemillError]) -> None:
+    def _note_jobs(self, specs: list[JobSpec], receipts: list[Receipt | TidemillError]) -> None:
         for spec, receipt in zip(specs, receipts, strict=True):
-            if isinstance(receipt, Submitted) and not spec.has_key:
+            if isinstance(receipt, Receipt) and not spec.has_key:
                 self.abandoned.add(receipt.job_id)
 
-    def _take(self, index: int, receipt: Submitted | TidemillError) -> None:
+    def _take(self, index: int, receipt: Receipt | TidemillError) -> None:
         if isinstance(receipt, TidemillError):
             self._window.finish(index, receipt)
         else:
-            self._spawn(self._await(index, receipt.job_id))
+            self._spawn(self._await(index, receipt))
 
-    async def _await(self, index: int, job_id: str) -> None:
+    async def _await(self, index: int, receipt: Receipt) -> None:
         try:
-            self._window.finish(index, await self._wait(job_id))
+            self._window.finish(index, await self._wait(receipt))
         except BrokerError:
             raise
         except TidemillError as error:
             self._window.finish(index, error)
-        self.abandoned.discard(job_id)
+        self.abandoned.discard(receipt.job_id)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -2,31 +2,51 @@
 
 from tidemill._async_link import AsyncLink
 from tidemill._async_listener import Subscription
+from tidemill._async_rescue import AsyncRescue
 from tidemill._await_result import ResultFollower
 from tidemill._follow import TokenFollower
 from tidemill._listener import pass_on, wait_seconds
 from tidemill._reads import naming
+from tidemill.protocol.errors import JobNotFound, ResultExpired
 
 
 class AsyncDriver:
     """Does the I/O of one follower; to be closed by the task that uses it."""
 
-    def __init__(self, link: AsyncLink, follower: TokenFollower | ResultFollower) -> None:
+    def __init__(
+        self,
+        link: AsyncLink,
+        follower: TokenFollower | ResultFollower,
+        rescue: AsyncRescue | None = None,
+    ) -> None:
         self._link = link
         self._follower = follower
+        self._rescue = rescue
         self._subscription: Subscription | None = None
 
     async def advance(self, deadline: float | None) -> None:
         """Read if that is due, else wait for a message; ``JobNotFinished`` after ``deadline``."""
         follower = self._follower
         if follower.must_read:
-            with naming(follower.job_id):
-                follower.take_reply(await self._link.read(follower.next_read()))
+            await self._read(deadline)
             return
         if self._subscription is None:
             self._subscription = self._link.listener.listen(follower.channel)
         notice = await self._subscription.get(wait_seconds(follower.job_id, deadline))
         pass_on(notice, follower)
+
+    async def _read(self, deadline: float | None) -> None:
+        follower = self._follower
+        try:
+            with naming(follower.job_id):
+                follower.take_reply(await self._link.read(follower.next_read()))
+        except ResultExpired:
+            raise
+        except JobNotFound:
+            if self._rescue is None:
+                raise
+            await self._rescue.bring_back(follower.num_told, deadline)
+            follower.start_over()
 
     def close(self) -> None:
         """Stop listening; to advance again starts it again."""

@@ -27,7 +27,8 @@ class AsyncLink:
     """
 
     def __init__(self, url: str, shard: str, timeout: float) -> None:
-        self._timeout = timeout
+        #: How long one call may wait for the broker, in seconds.
+        self.timeout = timeout
         self.client = connect_async(url, shard=shard, timeout_seconds=timeout, retries=0)
         self.listener = AsyncListener(self.client)
 
@@ -60,7 +61,7 @@ class AsyncLink:
             return await self._retry(action)
 
     async def _retry(self, action: Callable[[], Awaitable[R]]) -> R:
-        patience, may_load = Patience(self._timeout), True
+        patience, may_load = Patience(self.timeout), True
         while True:
             try:
                 with broker_errors():

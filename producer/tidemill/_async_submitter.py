@@ -10,9 +10,20 @@ from tidemill._catalogue import SALT_BYTES, Catalogue
 from tidemill._endpoint import Endpoint
 from tidemill._patience import SaltMissing
 from tidemill._reads import live_workers, model_card, model_names, models_of
+from tidemill._receipt import (
+    Receipt,
+    fill_in,
+    receipts,
+    renew_all,
+    replica_wait_ms,
+    server_now,
+    submit_calls,
+    triage,
+    valid_jobs,
+)
 from tidemill._request import Draft, JobSpec, choose_model, make_draft, make_job, unknown_model
 from tidemill.protocol import calls
-from tidemill.protocol.calls import NewJob, Submitted
+from tidemill.protocol.calls import NewJob
 from tidemill.protocol.errors import InvalidRequest, TidemillError
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import ModelCard
@@ -29,27 +40,33 @@ _LONG_BYTES = 16 * 1024
 class AsyncSubmitter:
     """Submits the jobs of one client."""
 
-    def __init__(self, link: AsyncLink, endpoint: Endpoint) -> None:
+    def __init__(self, link: AsyncLink, endpoint: Endpoint, *, replicated: bool = False) -> None:
         self._link = link
+        self._replicated = replicated
         self._endpoint = endpoint
         self._catalogue = Catalogue()
         self._tokenizers = AsyncRedisTokenizers(endpoint.keys, TokenizerStore(endpoint.cache_dir))
 
-    async def submit_many(self, specs: Sequence[JobSpec]) -> list[Submitted | TidemillError]:
+    async def submit_many(self, specs: Sequence[JobSpec]) -> list[Receipt | TidemillError]:
         """Queue jobs in one round trip; an error takes the place of a refused job's receipt."""
         # The ids are chosen once, so that a retry after a lost reply finds the accepted job.
-        jobs = [await self._make_job(spec) for spec in specs]
-        valid = [job for job in jobs if isinstance(job, NewJob)]
-        submits = [calls.submit(self._endpoint.keys, job) for job in valid]
+        made = [await self._make_job(spec) for spec in specs]
         crash_point("producer.before_submit")
-        try:
-            receipts = await self._link.call_many(submits)
-        except SaltMissing:
-            await self._fetch_salt()
-            receipts = await self._link.call_many(submits)
+        sent = await self._send(valid_jobs(made))
         crash_point("producer.after_submit")
-        replies = iter(receipts)
-        return [next(replies) if isinstance(job, NewJob) else job for job in jobs]
+        return fill_in(made, sent)
+
+    async def resubmit(
+        self, lost: Sequence[Receipt], *, num_told: int = 0
+    ) -> list[TidemillError | None]:
+        """Submit jobs again that a server has lost, and renew their receipts.
+
+        An error tells in the place of its job why not: ``ResultExpired`` if it was not lost.
+        ``num_told`` tokens of them have been given out.
+        """
+        problems = triage(lost, await self._link.read(server_now()), num_told)
+        chosen = [receipt.job for receipt, no in zip(lost, problems, strict=True) if no is None]
+        return renew_all(lost, problems, await self._send(chosen))
 
     async def card(self, name: str | None) -> ModelCard:
         """Return a model's card, of the only model if ``name`` is None; raises ``UnknownModel``."""
@@ -58,6 +75,17 @@ class AsyncSubmitter:
             card = await self._read_card(name or choose_model(await self._served_models()))
             self._catalogue.remember(name, card)
         return card
+
+    async def _send(self, jobs: Sequence[NewJob]) -> list[Receipt | TidemillError]:
+        if not jobs:
+            return []
+        wait_ms = replica_wait_ms(self._link.timeout) if self._replicated else None
+        submits = submit_calls(self._endpoint.keys, jobs, wait_ms=wait_ms)
+        try:
+            return receipts(jobs, await self._link.call_many(submits))
+        except SaltMissing:
+            await self._fetch_salt()
+            return receipts(jobs, await self._link.call_many(submits))
 
     async def _make_job(self, spec: JobSpec) -> NewJob | InvalidRequest:
         try:

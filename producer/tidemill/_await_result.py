@@ -26,6 +26,17 @@ class ResultFollower:
         self._text: list[str] = []
 
     @property
+    def num_told(self) -> int:
+        """How many tokens were given out: none before the end."""
+        return 0
+
+    def start_over(self) -> None:
+        """Read the job anew, which the server had lost."""
+        self._reads_log, self._cursor, self.must_read = False, "", True
+        self._ids.clear()
+        self._text.clear()
+
+    @property
     def channel(self) -> str:
         """The channel on which the end is announced."""
         return self.keys.token_channel(self.job_id)

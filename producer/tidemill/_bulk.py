@@ -5,11 +5,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from tidemill._link import Link
+from tidemill._receipt import Receipt
 from tidemill._request import JobOptions, JobSpec, Prompt
 from tidemill._results import LONG_SECONDS, ResultGroup
 from tidemill._submitter import Submitter
 from tidemill._window import Window
-from tidemill.protocol.calls import Submitted
 from tidemill.protocol.errors import Overloaded, TidemillError
 from tidemill.result import Result
 
@@ -34,7 +34,7 @@ class Bulk:
         self._source = (JobSpec.of(item, options) for item in items)
         self._is_exhausted = False
         self._window = window
-        self._group = ResultGroup(link)
+        self._group = ResultGroup(link, submitter)
         self._indices: dict[str, list[int]] = {}
         self._keyed: set[str] = set()
         self._refused: deque[tuple[int, JobSpec]] = deque()
@@ -79,7 +79,7 @@ class Bulk:
             return
         receipts = self._submitter.submit_many([spec for _, spec in batch])
         for (index, spec), receipt in zip(batch, receipts, strict=True):
-            if isinstance(receipt, Submitted):
+            if isinstance(receipt, Receipt):
                 self._await(index, receipt, spec)
             elif isinstance(receipt, Overloaded):
                 self._refused.append((index, spec))
@@ -87,13 +87,13 @@ class Bulk:
             else:
                 self._window.finish(index, receipt)
 
-    def _await(self, index: int, receipt: Submitted, spec: JobSpec) -> None:
+    def _await(self, index: int, receipt: Receipt, spec: JobSpec) -> None:
         if spec.has_key:
             self._keyed.add(receipt.job_id)
         indices = self._indices.setdefault(receipt.job_id, [])
         indices.append(index)
         if len(indices) == 1:
-            self._group.add(receipt.job_id, is_fresh=receipt.created)
+            self._group.add(receipt.job_id, receipt, is_fresh=receipt.created)
 
     @property
     def _can_pull(self) -> bool:

@@ -25,7 +25,8 @@ class Link:
     """
 
     def __init__(self, url: str, shard: str, timeout: float) -> None:
-        self._timeout = timeout
+        #: How long one call may wait for the broker, in seconds.
+        self.timeout = timeout
         self.client = connect(url, shard=shard, timeout_seconds=timeout, retries=0)
 
     def call(self, call: Call[R]) -> R:
@@ -59,7 +60,7 @@ class Link:
 
     def retry(self, action: Callable[[], R]) -> R:
         """Do ``action``, which may be repeated, until the broker answers."""
-        patience, may_load = Patience(self._timeout), True
+        patience, may_load = Patience(self.timeout), True
         while True:
             try:
                 with broker_errors():

@@ -9,9 +9,20 @@ from tidemill._endpoint import Endpoint
 from tidemill._link import Link
 from tidemill._patience import SaltMissing
 from tidemill._reads import live_workers, model_card, model_names, models_of
+from tidemill._receipt import (
+    Receipt,
+    fill_in,
+    receipts,
+    renew_all,
+    replica_wait_ms,
+    server_now,
+    submit_calls,
+    triage,
+    valid_jobs,
+)
 from tidemill._request import Draft, JobSpec, choose_model, make_draft, make_job, unknown_model
 from tidemill.protocol import calls
-from tidemill.protocol.calls import NewJob, Submitted
+from tidemill.protocol.calls import NewJob
 from tidemill.protocol.errors import InvalidRequest, TidemillError
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import ModelCard
@@ -25,27 +36,31 @@ if TYPE_CHECKING:  # the SDK works without the tokenizer extra
 class Submitter:
     """Submits the jobs of one client."""
 
-    def __init__(self, link: Link, endpoint: Endpoint) -> None:
+    def __init__(self, link: Link, endpoint: Endpoint, *, replicated: bool = False) -> None:
         self._link = link
+        self._replicated = replicated
         self._endpoint = endpoint
         self._catalogue = Catalogue()
         self._tokenizers = RedisTokenizers(endpoint.keys, TokenizerStore(endpoint.cache_dir))
 
-    def submit_many(self, specs: Sequence[JobSpec]) -> list[Submitted | TidemillError]:
+    def submit_many(self, specs: Sequence[JobSpec]) -> list[Receipt | TidemillError]:
         """Queue jobs in one round trip; an error takes the place of a refused job's receipt."""
         # The ids are chosen once, so that a retry after a lost reply finds the accepted job.
-        jobs = [self._make_job(spec) for spec in specs]
-        valid = [job for job in jobs if isinstance(job, NewJob)]
-        submits = [calls.submit(self._endpoint.keys, job) for job in valid]
+        made = [self._make_job(spec) for spec in specs]
         crash_point("producer.before_submit")
-        try:
-            receipts = self._link.call_many(submits)
-        except SaltMissing:
-            self._fetch_salt()
-            receipts = self._link.call_many(submits)
+        sent = self._send(valid_jobs(made))
         crash_point("producer.after_submit")
-        replies = iter(receipts)
-        return [next(replies) if isinstance(job, NewJob) else job for job in jobs]
+        return fill_in(made, sent)
+
+    def resubmit(self, lost: Sequence[Receipt], *, num_told: int = 0) -> list[TidemillError | None]:
+        """Submit jobs again that a server has lost, and renew their receipts.
+
+        An error tells in the place of its job why not: ``ResultExpired`` if it was not lost.
+        ``num_told`` tokens of them have been given out.
+        """
+        problems = triage(lost, self._link.read(server_now()), num_told)
+        chosen = [receipt.job for receipt, no in zip(lost, problems, strict=True) if no is None]
+        return renew_all(lost, problems, self._send(chosen))
 
     def card(self, name: str | None) -> ModelCard:
         """Return a model's card, of the only model if ``name`` is None; raises ``UnknownModel``."""
@@ -54,6 +69,17 @@ class Submitter:
             card = self._read_card(name or choose_model(self._served_models()))
             self._catalogue.remember(name, card)
         return card
+
+    def _send(self, jobs: Sequence[NewJob]) -> list[Receipt | TidemillError]:
+        if not jobs:
+            return []
+        wait_ms = replica_wait_ms(self._link.timeout) if self._replicated else None
+        submits = submit_calls(self._endpoint.keys, jobs, wait_ms=wait_ms)
+        try:
+            return receipts(jobs, self._link.call_many(submits))
+        except SaltMissing:
+            self._fetch_salt()
+            return receipts(jobs, self._link.call_many(submits))
 
     def _make_job(self, spec: JobSpec) -> NewJob | InvalidRequest:
         try:

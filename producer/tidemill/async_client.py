@@ -1,62 +1,36 @@
 """The asynchronous twin of ``tidemill.client``."""
 
-import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
 from tidemill._async_bulk import AsyncBulk, Items
-from tidemill._async_driver import AsyncDriver
+from tidemill._async_jobs import AsyncJobs
 from tidemill._async_link import AsyncLinks
 from tidemill._async_submitter import AsyncSubmitter
-from tidemill._await_result import ResultFollower
-from tidemill._cancel import cancel_call, final_state
 from tidemill._endpoint import find_endpoint
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
-from tidemill._reads import JobStatus, job_status, location
+from tidemill._reads import JobStatus
+from tidemill._receipt import Receipt, check_durability
 from tidemill._request import JobOptions, JobSpec, Prompt, RunOptions, one_key_for_many
 from tidemill._window import Window
+from tidemill.async_job import AsyncJob
 from tidemill.async_stream import AsyncTokenStream
-from tidemill.protocol.errors import BrokerError, JobError, TidemillError
-from tidemill.protocol.keys import keys_of
+from tidemill.protocol.errors import BrokerError, JobNotFound, TidemillError
 from tidemill.protocol.messages import ModelCard, SamplingParams
 from tidemill.protocol.states import JobState
-from tidemill.result import Result, not_found, outcome_of
+from tidemill.result import Result
 from tidemill.status import Status, details, overview
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncJob:
-    """A name for one job of an ``AsyncProducer``; see ``Job``."""
-
-    producer: "AsyncProducer"
-    id: str
-    is_new: bool = False
-
-    def stream(self, *, after: str | int = 0, timeout: float | None = None) -> AsyncTokenStream:
-        """Iterate over the output as it comes; see ``Producer.stream``."""
-        return self.producer.stream(self.id, after=after, timeout=timeout)
-
-    async def result(self, timeout: float | None = None) -> Result:
-        """Wait for the whole output; see ``Producer.result``."""
-        return await self.producer.result(self.id, timeout)
-
-    async def cancel(self) -> JobState:
-        """End the job now; see ``Producer.cancel``."""
-        return await self.producer.cancel(self.id)
-
-    async def status(self) -> JobStatus:
-        """Look at the job once; see ``Producer.job_status``."""
-        return await self.producer.job_status(self.id)
 
 
 class AsyncProducer:
     """Submits jobs for one tenant and follows them, on one subscribed connection a shard.
 
     ``url`` defaults to ``TIDEMILL_REDIS_URL``, then to the embedded server's address.  Every call
-    raises ``BrokerUnavailable`` if the broker stays away for ``timeout`` seconds.
+    raises ``BrokerUnavailable`` if the broker stays away for ``timeout`` seconds.  With
+    ``durability="replica"`` submitting waits up to half a second for a replica to have the jobs;
+    ``Job.durability`` tells whether one does.
     """
 
     def __init__(
@@ -66,11 +40,14 @@ class AsyncProducer:
         tenant: str = "default",
         shard: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        durability: Literal["replica"] | None = None,
     ) -> None:
+        replicated = check_durability(durability)
         endpoint = find_endpoint(url, tenant, shard)
         self._keys = endpoint.keys
         self._links = AsyncLinks(endpoint, timeout)
-        self._submitter = AsyncSubmitter(self._links.home, endpoint)
+        self._submitter = AsyncSubmitter(self._links.home, endpoint, replicated=replicated)
+        self._jobs = AsyncJobs(self._links, self._submitter)
 
     async def submit(
         self,
@@ -118,22 +95,17 @@ class AsyncProducer:
         ``options`` are those of ``submit``; an item that is a ``JobSpec`` has its own besides.
         """
         receipts = await self._submitter.submit_many([JobSpec.of(item, options) for item in items])
-        return [
-            receipt
-            if isinstance(receipt, TidemillError)
-            else AsyncJob(self, receipt.job_id, receipt.created)
-            for receipt in receipts
-        ]
+        return [self._handle(r) if isinstance(r, Receipt) else r for r in receipts]
 
     def job(self, job_id: str) -> AsyncJob:
         """Return a handle of a job submitted earlier, here or elsewhere; asks nobody."""
-        return AsyncJob(self, job_id)
+        return AsyncJob(job_id, _jobs=self._jobs)
 
     def stream(
         self, job_id: str, *, after: str | int = 0, timeout: float | None = None
     ) -> AsyncTokenStream:
         """Iterate over a job's output, from the start or ``after`` an event id or token count."""
-        return AsyncTokenStream(self._links.of(job_id), job_id, after=after, timeout=timeout)
+        return self._jobs.stream(job_id, after, timeout)
 
     async def result(self, job_id: str, timeout: float | None = None) -> Result:
         """Wait for a job's whole output.
@@ -142,30 +114,14 @@ class AsyncProducer:
         ``JobNotFinished`` after ``timeout`` seconds, or ``ProtocolError`` if what was stored cannot
         be read.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        follower = ResultFollower(job_id)
-        driver = AsyncDriver(self._links.of(job_id), follower)
-        try:
-            while follower.result is None:
-                await driver.advance(deadline)
-        finally:
-            driver.close()
-        outcome = outcome_of(follower.result)
-        if isinstance(outcome, JobError):
-            raise outcome
-        return outcome
+        return await self._jobs.result(job_id, timeout)
 
     async def cancel(self, job_id: str) -> JobState:
         """End a job now and return its final state: another one if it had ended before.
 
         What it produced so far is kept.  Raises ``JobNotFound``.
         """
-        link = self._links.of(job_id)
-        while True:
-            where = await link.read(location(keys_of(job_id), job_id))
-            state = final_state(job_id, await link.call(cancel_call(job_id, where)))
-            if state is not None:
-                return state
+        return await self._jobs.cancel(job_id)
 
     @overload
     def map(
@@ -209,7 +165,7 @@ class AsyncProducer:
             raise one_key_for_many()
         window: Window[Result | TidemillError] = Window(max_in_flight, ordered=ordered)
         common: JobOptions = {"stream": False, **options}
-        bulk = AsyncBulk(self._submitter, self.result, items, common, window)
+        bulk = AsyncBulk(self._submitter, self._wait_for, items, common, window)
         return self._run(bulk, return_exceptions)
 
     async def _run(
@@ -225,15 +181,13 @@ class AsyncProducer:
             raise
         except BaseException:
             for job_id in bulk.abandoned:
-                await self.cancel(job_id)
+                with suppress(JobNotFound):
+                    await self.cancel(job_id)
             raise
 
     async def job_status(self, job_id: str) -> JobStatus:
         """Look at a job once; raises ``JobNotFound``."""
-        found = await self._links.of(job_id).read(job_status(keys_of(job_id), job_id))
-        if found is None:
-            raise not_found(job_id)
-        return found
+        return await self._jobs.status(job_id)
 
     async def model(self, name: str | None = None) -> ModelCard:
         """Return the card of a served model, of the only one by default."""
@@ -243,6 +197,18 @@ class AsyncProducer:
         """Look at the shard: queues, workers, models."""
         link = self._links.home
         return await link.read(details(self._keys, await link.read(overview(self._keys))))
+
+    async def _wait_for(self, receipt: Receipt) -> Result:
+        return await self._jobs.result(receipt.job_id, None, receipt)
+
+    def _handle(self, receipt: Receipt) -> AsyncJob:
+        return AsyncJob(
+            receipt.job_id,
+            receipt.created,
+            receipt.durability,
+            _jobs=self._jobs,
+            _receipt=receipt,
+        )
 
     async def close(self) -> None:
         """Close the connections; jobs go on."""

@@ -7,6 +7,7 @@ from typing import Self
 
 from tidemill._async_driver import AsyncDriver
 from tidemill._async_link import AsyncLink
+from tidemill._async_rescue import AsyncRescue
 from tidemill._follow import Chunk, TokenFollower
 from tidemill.protocol.messages import JobEnd
 from tidemill.result import failure_of
@@ -26,9 +27,11 @@ class AsyncTokenStream(AsyncIterator[Chunk]):
         *,
         after: str | int = 0,
         timeout: float | None = None,
+        rescue: AsyncRescue | None = None,
     ) -> None:
         self._follower = TokenFollower(job_id, after)
-        self._driver = AsyncDriver(link, self._follower)
+        self._driver = AsyncDriver(link, self._follower, rescue)
+        self._rescue = rescue
         self._timeout = timeout
         self._taken = self._follower.position
 
@@ -66,6 +69,8 @@ class AsyncTokenStream(AsyncIterator[Chunk]):
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         while not self._follower.ready:
             if self._follower.end is not None:
+                if self._rescue is not None:
+                    self._rescue.note_end()
                 raise failure_of(self.job_id, self._follower.end) or StopAsyncIteration
             await self._driver.advance(deadline)
 

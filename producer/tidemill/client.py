@@ -1,63 +1,36 @@
 """The synchronous client: submit jobs, follow them, collect their results."""
 
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
 from tidemill._bulk import Bulk
-from tidemill._cancel import cancel_call, final_state
 from tidemill._endpoint import find_endpoint
+from tidemill._jobs import Jobs
 from tidemill._link import Links
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
-from tidemill._reads import JobStatus, job_status, location
+from tidemill._reads import JobStatus
+from tidemill._receipt import Receipt, check_durability
 from tidemill._request import JobOptions, JobSpec, Prompt, RunOptions, one_key_for_many
-from tidemill._results import LONG_SECONDS, ResultGroup
 from tidemill._submitter import Submitter
 from tidemill._window import Window
-from tidemill.protocol.errors import BrokerError, JobNotFinished, TidemillError
-from tidemill.protocol.keys import keys_of
+from tidemill.job import Job
+from tidemill.protocol.errors import BrokerError, JobNotFound, TidemillError
 from tidemill.protocol.messages import ModelCard, SamplingParams
 from tidemill.protocol.states import JobState
-from tidemill.result import Result, not_found
+from tidemill.result import Result
 from tidemill.status import Status, details, overview
 from tidemill.stream import TokenStream
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A name for one job of a ``Producer``; it may be dropped, and made again from its id.
-
-    ``is_new`` is false if submit found the job by its idempotency key.
-    """
-
-    producer: "Producer"
-    id: str
-    is_new: bool = False
-
-    def stream(self, *, after: str | int = 0, timeout: float | None = None) -> TokenStream:
-        """Iterate over the output as it comes; see ``Producer.stream``."""
-        return self.producer.stream(self.id, after=after, timeout=timeout)
-
-    def result(self, timeout: float | None = None) -> Result:
-        """Wait for the whole output; see ``Producer.result``."""
-        return self.producer.result(self.id, timeout)
-
-    def cancel(self) -> JobState:
-        """End the job now; see ``Producer.cancel``."""
-        return self.producer.cancel(self.id)
-
-    def status(self) -> JobStatus:
-        """Look at the job once; see ``Producer.job_status``."""
-        return self.producer.job_status(self.id)
 
 
 class Producer:
     """Submits jobs for one tenant and follows them; safe to share between threads.
 
     ``url`` defaults to ``TIDEMILL_REDIS_URL``, then to the embedded server's address.  Every call
-    raises ``BrokerUnavailable`` if the broker stays away for ``timeout`` seconds.
+    raises ``BrokerUnavailable`` if the broker stays away for ``timeout`` seconds.  With
+    ``durability="replica"`` submitting waits up to half a second for a replica to have the jobs;
+    ``Job.durability`` tells whether one does.
     """
 
     def __init__(
@@ -67,11 +40,14 @@ class Producer:
         tenant: str = "default",
         shard: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        durability: Literal["replica"] | None = None,
     ) -> None:
+        replicated = check_durability(durability)
         endpoint = find_endpoint(url, tenant, shard)
         self._keys = endpoint.keys
         self._links = Links(endpoint, timeout)
-        self._submitter = Submitter(self._links.home, endpoint)
+        self._submitter = Submitter(self._links.home, endpoint, replicated=replicated)
+        self._jobs = Jobs(self._links, self._submitter)
 
     def submit(
         self,
@@ -119,22 +95,17 @@ class Producer:
         ``options`` are those of ``submit``; an item that is a ``JobSpec`` has its own besides.
         """
         receipts = self._submitter.submit_many([JobSpec.of(item, options) for item in items])
-        return [
-            receipt
-            if isinstance(receipt, TidemillError)
-            else Job(self, receipt.job_id, receipt.created)
-            for receipt in receipts
-        ]
+        return [self._handle(r) if isinstance(r, Receipt) else r for r in receipts]
 
     def job(self, job_id: str) -> Job:
         """Return a handle of a job submitted earlier, here or elsewhere; asks nobody."""
-        return Job(self, job_id)
+        return Job(job_id, _jobs=self._jobs)
 
     def stream(
         self, job_id: str, *, after: str | int = 0, timeout: float | None = None
     ) -> TokenStream:
         """Iterate over a job's output, from the start or ``after`` an event id or token count."""
-        return TokenStream(self._links.of(job_id), job_id, after=after, timeout=timeout)
+        return self._jobs.stream(job_id, after, timeout)
 
     def result(self, job_id: str, timeout: float | None = None) -> Result:
         """Wait for a job's whole output.
@@ -143,28 +114,14 @@ class Producer:
         ``JobNotFinished`` after ``timeout`` seconds, or ``ProtocolError`` if what was stored cannot
         be read.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with ResultGroup(self._links.of(job_id)) as group:
-            group.add(job_id)
-            while not (finished := group.wait(_left(deadline))):
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise JobNotFinished(f"{job_id} is not finished yet", job_id=job_id)
-        outcome = finished[job_id]
-        if isinstance(outcome, TidemillError):
-            raise outcome
-        return outcome
+        return self._jobs.result(job_id, timeout)
 
     def cancel(self, job_id: str) -> JobState:
         """End a job now and return its final state: another one if it had ended before.
 
         What it produced so far is kept.  Raises ``JobNotFound``.
         """
-        link = self._links.of(job_id)
-        while True:
-            where = link.read(location(keys_of(job_id), job_id))
-            state = final_state(job_id, link.call(cancel_call(job_id, where)))
-            if state is not None:
-                return state
+        return self._jobs.cancel(job_id)
 
     @overload
     def map(
@@ -220,15 +177,13 @@ class Producer:
             raise
         except BaseException:
             for job_id in bulk.abandoned:
-                self.cancel(job_id)
+                with suppress(JobNotFound):
+                    self.cancel(job_id)
             raise
 
     def job_status(self, job_id: str) -> JobStatus:
         """Look at a job once; raises ``JobNotFound``."""
-        found = self._links.of(job_id).read(job_status(keys_of(job_id), job_id))
-        if found is None:
-            raise not_found(job_id)
-        return found
+        return self._jobs.status(job_id)
 
     def model(self, name: str | None = None) -> ModelCard:
         """Return the card of a served model, of the only one by default."""
@@ -238,6 +193,15 @@ class Producer:
         """Look at the shard: queues, workers, models."""
         link = self._links.home
         return link.read(details(self._keys, link.read(overview(self._keys))))
+
+    def _handle(self, receipt: Receipt) -> Job:
+        return Job(
+            receipt.job_id,
+            receipt.created,
+            receipt.durability,
+            _jobs=self._jobs,
+            _receipt=receipt,
+        )
 
     def close(self) -> None:
         """Close the connections; jobs go on."""
@@ -253,7 +217,3 @@ class Producer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _left(deadline: float | None) -> float:
-    return LONG_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())

@@ -9,6 +9,8 @@ from tidemill._follow import Chunk, TokenFollower
 from tidemill._link import Link
 from tidemill._listener import Listener, pass_on, wait_seconds
 from tidemill._reads import naming
+from tidemill._rescue import Rescue
+from tidemill.protocol.errors import JobNotFound, ResultExpired
 from tidemill.protocol.messages import JobEnd
 from tidemill.result import failure_of
 
@@ -24,9 +26,16 @@ class TokenStream(Iterator[Chunk]):
     """
 
     def __init__(
-        self, link: Link, job_id: str, *, after: str | int = 0, timeout: float | None = None
+        self,
+        link: Link,
+        job_id: str,
+        *,
+        after: str | int = 0,
+        timeout: float | None = None,
+        rescue: Rescue | None = None,
     ) -> None:
         self._link = link
+        self._rescue = rescue
         self._follower = TokenFollower(job_id, after)
         self._listener = Listener(link.client)
         self._timeout = timeout
@@ -74,13 +83,27 @@ class TokenStream(Iterator[Chunk]):
 
     def _finish(self, end: JobEnd) -> None:
         self.close()
+        if self._rescue is not None:
+            self._rescue.note_end()
         raise failure_of(self.job_id, end) or StopIteration
 
     def _advance(self, deadline: float | None) -> None:
         follower = self._follower
         if follower.must_read:
-            with naming(self.job_id):
-                follower.take_reply(self._link.read(follower.next_read()))
+            self._read(deadline)
             return
         self._listener.add(follower.channel)
         pass_on(self._listener.get(wait_seconds(self.job_id, deadline)), follower)
+
+    def _read(self, deadline: float | None) -> None:
+        follower = self._follower
+        try:
+            with naming(self.job_id):
+                follower.take_reply(self._link.read(follower.next_read()))
+        except ResultExpired:
+            raise
+        except JobNotFound:
+            if self._rescue is None:
+                raise
+            self._rescue.bring_back(follower.num_told, deadline)
+            follower.start_over()

@@ -13,9 +13,7 @@ from support.shard import DEAD, expire_lease
 from support.twins import Twin
 from support.wait import wait_until
 from tidemill import (
-    AsyncJob,
     InvalidRequest,
-    Job,
     JobCancelled,
     JobFailed,
     JobNotFinished,
@@ -207,7 +205,7 @@ def test_cancelling_follows_a_job_to_its_next_worker(
             FakeMill(redis_client).claim()
         return original(job_id, where)
 
-    for module in ("tidemill.client", "tidemill.async_client"):
+    for module in ("tidemill._jobs", "tidemill._async_jobs"):
         monkeypatch.setattr(f"{module}.cancel_call", cancel_after_a_move)
     assert producer.cancel(job_id) is JobState.CANCELLED
     assert len(seen) == 2
@@ -246,9 +244,11 @@ def test_a_jobs_status_follows_it(producer: Twin, mill: FakeMill) -> None:
 
 def test_a_handle_does_what_its_producer_does(producer: Twin, mill: FakeMill) -> None:
     job = producer.submit([1])
-    assert isinstance(job, Job | AsyncJob)
-    methods = {name for name in dir(job) if not name.startswith("_")}
-    assert methods >= {"id", "is_new", "stream", "result", "cancel", "status"}
+    assert (job.is_new, job.status().state) == (True, "queued")
+    mill.claim().finish(2)
+    assert job.result(10) == producer.result(job.id)
+    assert [chunk.end for chunk in job.stream(after=0)] == [2]
+    assert producer.job(job.id).cancel() == "done"
 
 
 def test_a_job_in_an_unknown_state_is_told_as_such(

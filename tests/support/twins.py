@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from tidemill import (
+    AsyncJob,
     AsyncProducer,
     AsyncTokenStream,
     Chunk,
@@ -43,6 +44,8 @@ class Twin(Protocol):
     def submit(self, prompt: Any, **options: Any) -> Any: ...
 
     def submit_many(self, items: Any, **options: Any) -> list[Any]: ...
+
+    def job(self, job_id: str) -> Any: ...
 
     def stream(self, job_id: str, **options: Any) -> Stream: ...
 
@@ -103,6 +106,19 @@ class AsyncTwin:
         method = getattr(self.producer, name)
         return lambda *args, **options: self._thread.run(method(*args, **options))
 
+    def submit(self, prompt: Any, **options: Any) -> "_JobTwin":
+        return self._handle(self._thread.run(self.producer.submit(prompt, **options)))
+
+    def submit_many(self, items: Any, **options: Any) -> list[Any]:
+        jobs = self._thread.run(self.producer.submit_many(items, **options))
+        return [self._handle(job) if isinstance(job, AsyncJob) else job for job in jobs]
+
+    def job(self, job_id: str) -> "_JobTwin":
+        return self._handle(self.producer.job(job_id))
+
+    def _handle(self, job: AsyncJob) -> "_JobTwin":
+        return _JobTwin(self._thread, job)
+
     def stream(self, job_id: str, **options: Any) -> "_StreamTwin":
         return _StreamTwin(self._thread, self.producer.stream(job_id, **options))
 
@@ -130,6 +146,21 @@ class AsyncTwin:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _JobTwin:
+    def __init__(self, thread: LoopThread, job: AsyncJob) -> None:
+        self._thread = thread
+        self._job = job
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._job, name)
+        if not callable(value):
+            return value
+        return lambda *args, **options: self._thread.run(value(*args, **options))
+
+    def stream(self, **options: Any) -> "_StreamTwin":
+        return _StreamTwin(self._thread, self._job.stream(**options))
 
 
 class _StreamTwin:

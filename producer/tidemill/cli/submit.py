@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from tidemill.cli.connection import open_producer
-from tidemill.client import Job
+from tidemill.job import Job
 from tidemill.protocol.errors import ConfigError, JobCancelled, JobFailed
 
 RedisUrl = Annotated[

@@ -1,0 +1,75 @@
+"""What can be done with single jobs, wherever they are; those the server lost are brought back."""
+
+import time
+
+from tidemill._cancel import cancel_call, final_state
+from tidemill._link import Links
+from tidemill._reads import JobStatus, job_status, location
+from tidemill._receipt import Receipt
+from tidemill._rescue import Rescue
+from tidemill._results import LONG_SECONDS, ResultGroup
+from tidemill._submitter import Submitter
+from tidemill.protocol.errors import JobNotFinished, TidemillError
+from tidemill.protocol.keys import keys_of
+from tidemill.protocol.states import JobState
+from tidemill.result import Result, not_found
+from tidemill.stream import TokenStream
+
+
+class Jobs:
+    """The jobs of one client.
+
+    With a ``receipt`` a job that the server lost is submitted again; see ``tidemill._receipt``.
+    """
+
+    def __init__(self, links: Links, submitter: Submitter) -> None:
+        self._links = links
+        self._submitter = submitter
+
+    def stream(
+        self, job_id: str, after: str | int, timeout: float | None, receipt: Receipt | None = None
+    ) -> TokenStream:
+        """Iterate over a job's output."""
+        link, rescue = self._links.of(job_id), self._rescue(receipt)
+        return TokenStream(link, job_id, after=after, timeout=timeout, rescue=rescue)
+
+    def result(self, job_id: str, timeout: float | None, receipt: Receipt | None = None) -> Result:
+        """Wait for a job's whole output."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with ResultGroup(self._links.of(job_id), self._submitter) as group:
+            group.add(job_id, receipt)
+            while not (finished := group.wait(_left(deadline))):
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise JobNotFinished(f"{job_id} is not finished yet", job_id=job_id)
+        outcome = finished[job_id]
+        if isinstance(outcome, TidemillError):
+            raise outcome
+        return outcome
+
+    def status(self, job_id: str, receipt: Receipt | None = None) -> JobStatus:
+        """Look at a job once."""
+        read, rescue = job_status(keys_of(job_id), job_id), self._rescue(receipt)
+        link = self._links.of(job_id)
+        while (found := link.read(read)) is None:
+            if rescue is None:
+                raise not_found(job_id)
+            rescue.bring_back(0, None)
+        if rescue is not None and found.state.is_terminal:
+            rescue.note_end()
+        return found
+
+    def cancel(self, job_id: str) -> JobState:
+        """End a job now and return its final state."""
+        link = self._links.of(job_id)
+        while True:
+            where = link.read(location(keys_of(job_id), job_id))
+            state = final_state(job_id, link.call(cancel_call(job_id, where)))
+            if state is not None:
+                return state
+
+    def _rescue(self, receipt: Receipt | None) -> Rescue | None:
+        return None if receipt is None else Rescue(self._submitter, receipt)
+
+
+def _left(deadline: float | None) -> float:
+    return LONG_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,0 +1,200 @@
+"""What a client keeps of a job it submitted, and when that lets it submit the job again; pure.
+
+A server that restarts or is replaced may have lost the last of what it acknowledged.  Whoever holds
+the receipt of a job that is missing afterwards submits the very same job again, under its id and
+with its seed, so that it generates the same tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tidemill._reads import Read
+from tidemill.protocol import calls
+from tidemill.protocol.calls import NewJob, Submitted
+from tidemill.protocol.errors import ConfigError, ResultExpired, TidemillError
+from tidemill.protocol.functions import Call, Field, R
+from tidemill.protocol.keys import ShardKeys
+from tidemill.result import result_expired
+
+#: Level of a job that at least one replica has, whatever the servers do about their disks.
+REPLICA = "replica"
+
+#: Level of a job whose server nobody has looked at yet.
+UNKNOWN = "unknown"
+
+#: How long an acknowledgement of a replica is waited for.
+_REPLICA_WAIT_MS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ServerId:
+    """Which server process accepted a job, and in which history of its data; "" if unknown."""
+
+    run_id: str
+    replication_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerNow:
+    """Which server answers now, and whether it was a replica before."""
+
+    id: ServerId
+    was_promoted: bool
+
+
+@dataclass(slots=True)
+class Receipt:
+    """A job as it was accepted by a server.
+
+    ``is_own`` is false for a job that was found by its idempotency key: its seed may be another.
+    ``has_ended`` is set once the client has been told how the job ended.
+    """
+
+    job: NewJob
+    created: bool
+    is_own: bool
+    durability: str
+    server: ServerId
+    has_ended: bool = False
+
+    @property
+    def job_id(self) -> str:
+        """The id under which the job was accepted."""
+        return self.job.job_id
+
+
+class PlainCommand(Call[R]):
+    """A command that goes along with function calls; its arguments are the whole of it."""
+
+    @property
+    def command(self) -> tuple[Field, ...]:
+        """The command."""
+        return self.args
+
+
+def check_durability(level: str | None) -> bool:
+    """Return whether ``level`` asks for a replica; raises ``ConfigError`` for what is no level."""
+    if level not in (None, REPLICA):
+        raise ConfigError(
+            f"durability is {level!r}, but must be None or {REPLICA!r}",
+            fix="The levels fsync and fast are settings of the server, see docs/operations.md.",
+        )
+    return level is not None
+
+
+def submit_calls(
+    keys: ShardKeys, jobs: Sequence[NewJob], *, wait_ms: int | None
+) -> list[Call[Any]]:
+    """Return what submits ``jobs`` and tells where; ``wait_ms`` bounds the wait for a replica."""
+    which = PlainCommand("", (), ("INFO", "replication"), lambda info: str(info["master_replid"]))
+    wait = PlainCommand("", (), ("WAIT", 1, wait_ms or 0), int)
+    submits = [calls.submit(keys, job) for job in jobs]
+    return [*submits, which, *([] if wait_ms is None else [wait])]
+
+
+def replica_wait_ms(timeout: float) -> int:
+    """Return how long to wait for a replica if a command may take ``timeout`` seconds."""
+    return max(1, min(_REPLICA_WAIT_MS, int(timeout * 500)))
+
+
+def receipts(jobs: Sequence[NewJob], replies: Sequence[Any]) -> list[Receipt | TidemillError]:
+    """Read the replies to ``submit_calls``."""
+    replication_id, *acknowledged = replies[len(jobs) :]
+    return [
+        _receipt(job, reply, replication_id, bool(sum(acknowledged)))
+        if isinstance(reply, Submitted)
+        else reply
+        for job, reply in zip(jobs, replies[: len(jobs)], strict=True)
+    ]
+
+
+def server_now() -> Read[ServerNow]:
+    """Read which server answers."""
+    return Read((("INFO", "server"), ("INFO", "replication")), lambda replies: _server(*replies))
+
+
+def triage(lost: Sequence[Receipt], server: ServerNow, num_told: int) -> list[TidemillError | None]:
+    """Return for each missing job why it may not be submitted again; None if it may.
+
+    ``num_told`` tokens of its output have been given out, so the new run must repeat them.
+    """
+    return [_reason_not_to(receipt, server, num_told) for receipt in lost]
+
+
+def renew_all(
+    lost: Sequence[Receipt],
+    problems: Sequence[TidemillError | None],
+    accepted: Sequence[Receipt | TidemillError],
+) -> list[TidemillError | None]:
+    """Renew the receipts of the jobs without a problem, which were submitted again."""
+    outcomes = iter(accepted)
+    return [
+        problem or _renew(receipt, next(outcomes))
+        for receipt, problem in zip(lost, problems, strict=True)
+    ]
+
+
+def valid_jobs(made: Sequence[NewJob | TidemillError]) -> list[NewJob]:
+    """Return those that could be made."""
+    return [job for job in made if isinstance(job, NewJob)]
+
+
+def fill_in(
+    made: Sequence[NewJob | TidemillError], accepted: Sequence[Receipt | TidemillError]
+) -> list[Receipt | TidemillError]:
+    """Put the outcome of each valid job into its place."""
+    outcomes: Iterator[Receipt | TidemillError] = iter(accepted)
+    return [next(outcomes) if isinstance(job, NewJob) else job for job in made]
+
+
+def _reason_not_to(receipt: Receipt, server: ServerNow, num_told: int) -> TidemillError | None:
+    if receipt.has_ended or not _is_another(receipt.server, server):
+        return result_expired(receipt.job_id)
+    if num_told and not receipt.is_own:
+        return ResultExpired(
+            f"the server has lost {receipt.job_id}, of which {num_told} tokens were read; another"
+            " submission made it, so its seed is not known here",
+            job_id=receipt.job_id,
+            fix="Submit it again and read it from the start.",
+        )
+    return None
+
+
+def _renew(receipt: Receipt, again: Receipt | TidemillError) -> TidemillError | None:
+    if isinstance(again, TidemillError):
+        return again
+    if again.job_id != receipt.job_id:
+        return ResultExpired(
+            f"the server has lost {receipt.job_id}, and its idempotency key has made"
+            f" {again.job_id} meanwhile",
+            job_id=receipt.job_id,
+            fix="Read that job instead.",
+        )
+    receipt.server, receipt.durability = again.server, again.durability
+    return None
+
+
+def _receipt(job: NewJob, reply: Submitted, replication_id: str, replicated: bool) -> Receipt:
+    return Receipt(
+        job=job if reply.job_id == job.job_id else replace(job, job_id=reply.job_id),
+        created=reply.created,
+        is_own=reply.job_id == job.job_id,
+        durability=REPLICA if replicated else reply.durability or UNKNOWN,
+        server=ServerId(reply.run_id, replication_id),
+    )
+
+
+def _server(server: dict[str, Any], replication: dict[str, Any]) -> ServerNow:
+    return ServerNow(
+        id=ServerId(str(server["run_id"]), str(replication["master_replid"])),
+        # The history before a promotion; all zeros, or absent, if there was none.
+        was_promoted=bool(str(replication.get("master_replid2", "")).strip("0")),
+    )
+
+
+def _is_another(accepted: ServerId, now: ServerNow) -> bool:
+    if accepted.replication_id == now.id.replication_id:
+        return False
+    # A master whose last replica left an hour ago renames its history and loses nothing.
+    return accepted.run_id != now.id.run_id or now.was_promoted

@@ -1,0 +1,37 @@
+"""A handle of one job, for the asynchronous client."""
+
+from dataclasses import dataclass, field
+
+from tidemill._async_jobs import AsyncJobs
+from tidemill._reads import JobStatus
+from tidemill._receipt import UNKNOWN, Receipt
+from tidemill.async_stream import AsyncTokenStream
+from tidemill.protocol.states import JobState
+from tidemill.result import Result
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncJob:
+    """A name for one job of an ``AsyncProducer``; see ``Job``."""
+
+    id: str
+    is_new: bool = False
+    durability: str = UNKNOWN
+    _jobs: AsyncJobs = field(kw_only=True, repr=False, compare=False)
+    _receipt: Receipt | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def stream(self, *, after: str | int = 0, timeout: float | None = None) -> AsyncTokenStream:
+        """Iterate over the output as it comes; see ``Producer.stream``."""
+        return self._jobs.stream(self.id, after, timeout, self._receipt)
+
+    async def result(self, timeout: float | None = None) -> Result:
+        """Wait for the whole output; see ``Producer.result``."""
+        return await self._jobs.result(self.id, timeout, self._receipt)
+
+    async def cancel(self) -> JobState:
+        """End the job now; see ``Producer.cancel``."""
+        return await self._jobs.cancel(self.id)
+
+    async def status(self) -> JobStatus:
+        """Look at the job once; see ``Producer.job_status``."""
+        return await self._jobs.status(self.id, self._receipt)

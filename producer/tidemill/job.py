@@ -1,0 +1,45 @@
+"""A handle of one job, for the synchronous client."""
+
+from dataclasses import dataclass, field
+
+from tidemill._jobs import Jobs
+from tidemill._reads import JobStatus
+from tidemill._receipt import UNKNOWN, Receipt
+from tidemill.protocol.states import JobState
+from tidemill.result import Result
+from tidemill.stream import TokenStream
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A name for one job of a ``Producer``; it may be dropped, and made again from its id.
+
+    ``is_new`` is false if submit found the job by its idempotency key.  ``durability`` is the level
+    at which it was accepted: ``replica``, ``fsync``, ``fast``, ``none`` or ``unknown``.
+
+    A handle that submit returned does more than one made from an id: if the server restarts or is
+    replaced and has lost the job, ``stream``, ``result`` and ``status`` submit the same job again.
+    They raise ``ResultExpired`` if it is missing for any other reason.
+    """
+
+    id: str
+    is_new: bool = False
+    durability: str = UNKNOWN
+    _jobs: Jobs = field(kw_only=True, repr=False, compare=False)
+    _receipt: Receipt | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def stream(self, *, after: str | int = 0, timeout: float | None = None) -> TokenStream:
+        """Iterate over the output as it comes; see ``Producer.stream``."""
+        return self._jobs.stream(self.id, after, timeout, self._receipt)
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the whole output; see ``Producer.result``."""
+        return self._jobs.result(self.id, timeout, self._receipt)
+
+    def cancel(self) -> JobState:
+        """End the job now; see ``Producer.cancel``."""
+        return self._jobs.cancel(self.id)
+
+    def status(self) -> JobStatus:
+        """Look at the job once; see ``Producer.job_status``."""
+        return self._jobs.status(self.id, self._receipt)
