@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chaos.checker import entries_of
+from chaos.tokenlog import entries_of
 from chaos.verdict import Run
 
 

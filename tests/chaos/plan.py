@@ -12,9 +12,13 @@ NUM_PRODUCERS = 2
 LEASE_SECONDS = 2.0
 BEAT_SECONDS = 0.5
 LEADER_LEASE_SECONDS = 1.0
+#: Deaths of workers without a new token after which a job is dead.
+MAX_CRASHES = 3
 
-#: A worker dies when it computes a prompt with this token.
-POISON = 666
+#: Tokens of prompts that make trouble: the worker dies when it computes them; starting them fails
+#: half of the time, or always, with an error that may pass; no worker can ever run them.
+POISON, FLAKY, HOPELESS, UNFIT = 666, 667, 668, 669
+_TROUBLE = {POISON: 0.001, FLAKY: 0.02, HOPELESS: 0.003, UNFIT: 0.005}
 
 #: The kinds of process that are killed, paused and cut off.
 ROLES = ("worker", "scheduler", "producer")
@@ -26,6 +30,10 @@ CRASH_POINTS = {
         "worker.after_append",
         "worker.before_finish",
         "worker.after_finish",
+        "worker.before_beat",
+        "worker.after_beat",
+        "worker.before_nack",
+        "worker.after_nack",
     ),
     "scheduler": (
         "scheduler.after_read",
@@ -33,8 +41,17 @@ CRASH_POINTS = {
         "scheduler.after_dispatch",
         "scheduler.before_reap",
         "scheduler.after_reap",
+        "scheduler.before_promote",
+        "scheduler.after_promote",
+        "scheduler.before_expire",
+        "scheduler.after_expire",
+        "scheduler.after_lead",
     ),
+    "producer": ("producer.before_submit", "producer.after_submit"),
 }
+
+#: Processes that use the library under the name of the previous version, as in an upgrade.
+OLD_VERSION = (("worker", 0), ("producer", 1))
 
 #: Fault -> how often it is drawn, relative to the others.
 WEIGHTS = {
@@ -64,7 +81,8 @@ class JobPlan:
 
     ``key`` is its idempotency key or empty.  A ``rival`` producer submits a job with a key as well;
     a ``conflict`` submits another body under the same key and must be refused.  ``follow`` is
-    "none", "stream", "reattach" (a stream left and resumed several times) or "result".
+    "none", "stream", "reattach" (a stream left and resumed several times) or "result".  Times are
+    in seconds, 0 for none.
     """
 
     number: int
@@ -80,11 +98,15 @@ class JobPlan:
     conflict: bool = False
     cancel_after: float | None = None
     follow: str = "none"
+    delay: float = 0.0
+    deadline: float = 0.0
+    max_queue: float = 0.0
+    stall: float = 0.0
+    batch: str = ""
 
-    @property
-    def is_poison(self) -> bool:
-        """Whether it kills its workers."""
-        return POISON in self.prompt
+    def has(self, trouble: int) -> bool:
+        """Whether the prompt makes this trouble."""
+        return trouble in self.prompt[-1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +141,7 @@ def make_plan(
     num_jobs: int,
     seconds: float,
     faults: Sequence[str] = FAULTS,
-    mean_gap: float = 0.7,
+    mean_gap: float = 0.6,
 ) -> Plan:
     """The same plan for the same arguments, in every process."""
     jobs = _make_jobs(random.Random(f"jobs-{seed}"), num_jobs, seconds)
@@ -154,17 +176,17 @@ def _make_job(
     tenant: str,
     prefix: tuple[int, ...],
 ) -> JobPlan:
+    trouble = rng.choices((0, *_TROUBLE), (1 - sum(_TROUBLE.values()), *_TROUBLE.values()))[0]
     # Its number makes each prompt, and so each output, unlike all others.
-    prompt = (*prefix, *_tokens(rng, rng.randrange(8)), 40_000 + number % 9_000, number // 9_000)
-    poison = rng.random() < 0.001
+    number_ids = (40_000 + number % 9_000, number // 9_000)
+    prompt = (*prefix, *_tokens(rng, rng.randrange(8)), *number_ids)
     key = f"k{number}" if rng.random() < 0.8 else ""
-    follow = rng.choices(("none", "stream", "reattach", "result"), (60, 22, 8, 10))[0]
-    is_cancelled = rng.random() < 0.06 and not poison
+    is_cancelled = rng.random() < 0.06 and not trouble
     return JobPlan(
         number=number,
         at=at,
         producer=producer,
-        prompt=(*prompt, POISON) if poison else prompt,
+        prompt=(*prompt, trouble) if trouble else prompt,
         num_tokens=rng.choice((1, 2, 8, 12, 20, 40)),
         tenant=tenant,
         priority=rng.choice((-1, 0, 0, 1)),
@@ -173,7 +195,13 @@ def _make_job(
         rival=1 - producer if key and rng.random() < 0.05 else None,
         conflict=bool(key) and rng.random() < 0.02,
         cancel_after=rng.uniform(0.0, 1.5) if is_cancelled else None,
-        follow=follow,
+        follow=rng.choices(("none", "stream", "reattach", "result"), (60, 22, 8, 10))[0],
+        delay=rng.uniform(0.3, 3.0) if rng.random() < 0.05 else 0.0,
+        # A deadline must lie behind the delay.
+        deadline=rng.uniform(4.0, 8.0) if rng.random() < 0.03 else 0.0,
+        max_queue=rng.uniform(0.3, 2.0) if rng.random() < 0.03 else 0.0,
+        stall=rng.uniform(1.0, 3.0) if rng.random() < 0.03 else 0.0,
+        batch=f"b{number // 50}" if key and rng.random() < 0.1 else "",
     )
 
 

@@ -30,6 +30,7 @@ class ProcessSpec:
     started: float
     duplicate_share: float = 0.0
     skew_seconds: float = 0.0
+    is_old: bool = False
     patch: str = ""
     library: str = ""
 
@@ -44,7 +45,7 @@ def plant(patch: str, library: str) -> None:
     if library:
         from tidemill.protocol import functions
 
-        functions.LUA_SOURCE = Path(library).read_text()
+        functions.LUA_SOURCE = Path(library).read_text().replace("tmN", functions.LIBRARY)
     if patch:
         importlib.import_module(patch)
 
@@ -55,6 +56,8 @@ def play(spec: ProcessSpec) -> int:
 
     exit_with_parent()
     _skew_clocks(spec.skew_seconds)
+    if spec.is_old:
+        _use_previous_version()
     if spec.duplicate_share:
         from chaos import duplicates
 
@@ -68,6 +71,16 @@ def _skew_clocks(seconds: float) -> None:
     now, now_ns = time.time, time.time_ns
     time.time = lambda: now() + seconds
     time.time_ns = lambda: now_ns() + round(seconds * 1e9)
+
+
+def _use_previous_version() -> None:
+    from tidemill.protocol.library import VERSION, library_name, library_source
+
+    names = {"LIBRARY": library_name, "LUA_SOURCE": library_source}
+    for name, render in names.items():
+        for module_name, module in list(sys.modules.items()):
+            if module_name.startswith("tidemill") and getattr(module, name, "") == render():
+                setattr(module, name, render(VERSION - 1))
 
 
 def main() -> int:

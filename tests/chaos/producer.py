@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from chaos.history import read_events
 from chaos.plan import TENANTS, JobPlan, make_plan
 from chaos.process import ProcessSpec
-from tidemill import AsyncProducer, JobSpec
+from tidemill import AsyncJob, AsyncProducer, JobSpec
 from tidemill.protocol.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -27,6 +27,7 @@ from tidemill.protocol.errors import (
     JobFailed,
     JobNotFound,
     Overloaded,
+    QueueFull,
     TidemillError,
     UnknownModel,
 )
@@ -217,7 +218,11 @@ class Workload:
     async def _conflict(self, job: JobPlan) -> None:
         other = _job_spec(job)
         other.options["max_tokens"] = job.num_tokens + 1
-        [outcome] = await _retry(lambda: self._producers[job.tenant].submit_many([other]))
+        producer = self._producers[job.tenant]
+        outcome: AsyncJob | TidemillError = QueueFull("not tried", retry_after_seconds=0)
+        while isinstance(outcome, Overloaded):
+            [outcome] = await _retry(lambda: producer.submit_many([other]))
+            await asyncio.sleep(_RETRY_SECONDS)
         refused = isinstance(outcome, IdempotencyConflict)
         self._recorder.record("conflict", n=job.number, refused=refused, outcome=repr(outcome))
 
@@ -239,6 +244,11 @@ def _job_spec(job: JobPlan) -> JobSpec:
         ignore_eos=True,
         priority=job.priority,
         stream=job.stream,
+        delay=job.delay or None,
+        deadline=job.deadline or None,
+        max_queue=job.max_queue or None,
+        stall_timeout=job.stall or None,
+        batch=job.batch or None,
         idempotency_key=job.key or None,
     )
 

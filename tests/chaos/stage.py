@@ -20,6 +20,7 @@ from chaos.plan import (
     NUM_PRODUCERS,
     NUM_SCHEDULERS,
     NUM_WORKERS,
+    OLD_VERSION,
     ROLES,
     Plan,
 )
@@ -232,6 +233,7 @@ class Stage:
             started=self.started,
             duplicate_share=self.plan.duplicate_share,
             skew_seconds=self._skew(),
+            is_old=slot in OLD_VERSION and not self._options.library,
             patch=self._options.patch,
             library=self._options.library,
         )

@@ -26,6 +26,10 @@ class Truth:
     counters: dict[str, str] = field(default_factory=dict)
     indexes: dict[str, int] = field(default_factory=dict)
     leaked: list[str] = field(default_factory=list)
+    #: "<tenant>:<batch>" -> its figures.
+    batches: dict[str, dict[str, int]] = field(default_factory=dict)
+    #: Bytes kept by ended jobs, as their index has it.
+    kept_bytes: int = 0
     dead_letters: list[dict[str, str]] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
@@ -56,7 +60,7 @@ def is_idle(client: redis.Redis) -> bool:
 
 def index_keys(keys: ShardKeys) -> dict[str, str]:
     """The sorted sets that hold unfinished jobs, by their short names."""
-    return {name: keys.prefix + name for name in ("run", "act", "dly", "dl")}
+    return {name: keys.prefix + name for name in ("run", "act", "dly", "due")}
 
 
 def dump(client: redis.Redis) -> Truth:
@@ -69,6 +73,10 @@ def dump(client: redis.Redis) -> Truth:
     truth.counters = _text(client.hgetall(keys.counters))
     truth.indexes = {name: client.zcard(key) for name, key in index_keys(keys).items()}
     truth.indexes["in"] = len(list(client.scan_iter(keys.ingress("*"), count=1000)))
+    truth.batches = _dump_batches(client, keys)
+    truth.indexes["bj"] = len(list(client.scan_iter(keys.prefix + "bj:*", count=1000)))
+    members = client.zrange(keys.ended, 0, -1)
+    truth.kept_bytes = sum(int(member.partition(b" ")[0]) for member in members)
     truth.leaked = leaked_keys(client)
     truth.dead_letters = [_text(fields) for _, fields in client.xrange(keys.dead_letters)]
     return truth
@@ -83,6 +91,16 @@ def _dump_jobs(client: redis.Redis, keys: ShardKeys, job_ids: Sequence[str], tru
     for job_id in job_ids:
         truth.jobs[job_id] = _named(next(replies))
         truth.logs[job_id] = [(entry.decode(), _named(fields)) for entry, fields in next(replies)]
+
+
+def _dump_batches(client: redis.Redis, keys: ShardKeys) -> dict[str, dict[str, int]]:
+    prefix = keys.prefix + "b:"
+    names = [key.decode() for key in client.scan_iter(prefix + "*", count=1000)]
+    hashes = {name[len(prefix) :]: _text(client.hgetall(name)) for name in names}
+    return {
+        name: {field: int(value) for field, value in fields.items() if value.isdecimal()}
+        for name, fields in hashes.items()
+    }
 
 
 def _named(fields: dict[bytes, bytes]) -> dict[str, bytes]:

@@ -1,15 +1,17 @@
 """A worker process: the real shell around an engine whose next token is a hash of the history."""
 
 import os
+import random
 import sys
 import time
 
-from chaos.plan import BEAT_SECONDS, LEASE_SECONDS, POISON
+from chaos.plan import BEAT_SECONDS, FLAKY, HOPELESS, LEASE_SECONDS, POISON, UNFIT
 from chaos.process import ProcessSpec
 from support.fake_engine import FakeOutput, FakeProcessor, FakeRunner, FakeSampler
 from support.worker_rig import BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS, make_card, make_tokenizer
+from tidemill.protocol.calls import RetryPause
 from tidemill.protocol.codec import WIRE_VERSION
-from tidemill.protocol.errors import BrokerUnavailable
+from tidemill.protocol.errors import BrokerUnavailable, InvalidRequest
 from tidemill.protocol.ids import new_worker_id
 from tidemill.protocol.messages import WorkerInfo
 from tidemill.service.log import setup_logging
@@ -30,6 +32,7 @@ UNAVAILABLE_STATUS = 69
 _STEP_SECONDS = 0.01
 _MAX_SEQS = 64
 _POLICY = PublishPolicy(stream_seconds=0.03, quiet_seconds=0.3, slack_seconds=0.01)
+_RETRY = RetryPause(base_ms=200, cap_ms=2000)
 
 
 def writer_tag(worker_id: str) -> str:
@@ -72,6 +75,7 @@ def main(spec: ProcessSpec) -> int:
         drain_seconds=10.0,
         farewell_seconds=3.0,
         policy=_POLICY,
+        retry=_RETRY,
     )
     process = WorkerProcess(_make_model(worker_id), config)
     try:
@@ -108,6 +112,14 @@ def _make_engine(worker_id: str) -> Engine:
     TaggingProcessor.tag = writer_tag(worker_id)
 
     def make_processor(seq: Sequence) -> FakeProcessor:
+        _make_trouble(seq.prompt_ids[-1])
         return TaggingProcessor(seq.params.max_tokens or 8)
 
     return Engine(ChaosRunner(8 * NUM_BLOCKS, BLOCK_SIZE), FakeSampler(), scheduler, make_processor)
+
+
+def _make_trouble(last_token: int) -> None:
+    if last_token == UNFIT:
+        raise InvalidRequest("prompt: planted for the chaos", field="prompt")
+    if last_token == HOPELESS or (last_token == FLAKY and random.random() < 0.5):
+        raise RuntimeError("planted, may pass")

@@ -1,0 +1,92 @@
+"""I2 and I7: tokens are contiguous, the oracle's, and what is charged."""
+
+from collections.abc import Iterator
+
+from chaos.plan import JobPlan
+from chaos.tokenlog import entries_of, state_of, unpack, words_of
+from chaos.verdict import Entry, Run, Sight, Violation
+from support.fake_engine import generate
+
+
+def check_logs(run: Run) -> Iterator[Violation]:
+    """I2 for the token log, the stored result and the count in the job."""
+    for number, job_ids in run.accepted.items():
+        job = run.by_number[number]
+        for job_id in job_ids & run.truth.jobs.keys():
+            for what in _log_faults(run, job, job_id):
+                yield Violation("I2", number, what)
+
+
+def _log_faults(run: Run, job: JobPlan, job_id: str) -> Iterator[str]:
+    stored, log = run.truth.jobs[job_id], entries_of(run, job_id)
+    ids: list[int] = []
+    for entry in log:
+        if entry.start is not None and entry.start != len(ids):
+            yield f"entry at {entry.start} after {len(ids)} tokens"
+        ids += entry.ids
+        if entry.num_tokens != len(ids):
+            yield f"entry id says {entry.num_tokens} tokens, there are {len(ids)}"
+    state, expected = state_of(stored), generate(job.prompt, job.num_tokens)
+    if ids != expected[: len(ids)] or (state == "done" and ids != expected):
+        yield f"{state} with {len(ids)} of {len(expected)} tokens, wrong or too few"
+    if int(stored["n"]) != len(ids):
+        yield f"n is {int(stored['n'])}, the log has {len(ids)} tokens"
+    if state == "done":
+        result, text = unpack(stored["res"]), "".join(entry.text for entry in log)
+        if list(result["ids"]) != expected or result["text"] != text:
+            yield "the stored result is not what the log says"
+        if words_of(text) != expected:
+            yield "the text is not that of the tokens"
+
+
+def check_subscribers(run: Run) -> Iterator[Violation]:
+    """I2 for everyone who read a stream or a result: each token once, in order, and one end."""
+    for number, sight in run.sights.items():
+        [job_id, *_] = run.accepted[number] or {""}
+        log = entries_of(run, job_id)
+        for what in _sight_faults(run, number, sight, log, job_id):
+            yield Violation("I2", number, f"a subscriber: {what}")
+    for job in run.plan.jobs:
+        if job.follow != "none" and job.number in run.accepted and not run.sights[job.number].ends:
+            yield Violation("I2", job.number, "a subscriber never saw the end")
+
+
+def _sight_faults(
+    run: Run, number: int, sight: Sight, log: list[Entry], job_id: str
+) -> Iterator[str]:
+    position, ids, text = 0, [], ""
+    for chunk in sight.chunks:
+        if chunk["start"] != position:
+            yield f"chunk {chunk['start']}-{chunk['end']} after {position} tokens"
+        position = chunk["end"]
+        ids += chunk["ids"]
+        text += chunk["text"]
+    if len({end["state"] for end in sight.ends}) > 1:
+        yield f"several ends: {[end['state'] for end in sight.ends]}"
+    if not sight.ends:
+        return
+    state = state_of(run.truth.jobs.get(job_id, {}))
+    if sight.ends[-1]["state"] != state:
+        yield f"told {sight.ends[-1]['state']} {sight.ends[-1]['error']}, the job is {state}"
+    if sight.result is not None:
+        ids, text = list(sight.result["ids"]), sight.result["text"]
+    elif run.by_number[number].follow == "result":
+        return
+    if ids != [token for entry in log for token in entry.ids]:
+        yield f"saw {len(ids)} tokens, which are not those of the log"
+    if text != "".join(entry.text for entry in log):
+        yield "saw another text than that of the log"
+
+
+def check_usage(run: Run) -> Iterator[Violation]:
+    """I7: what a job is charged is what it got."""
+    for number, job_ids in run.accepted.items():
+        for job_id in job_ids & run.truth.jobs.keys():
+            stored = run.truth.jobs[job_id]
+            if state_of(stored) != "done":
+                continue
+            usage = unpack(stored["res"])["end"].get("usage", {})
+            wanted = (len(run.by_number[number].prompt), int(stored["n"]))
+            found = (usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
+            if found != wanted:
+                yield Violation("I7", number, f"usage {found} for {wanted} tokens")
