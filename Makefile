@@ -55,6 +55,12 @@ wheel-check: $(STAMP) ## Build the wheel, install it into an empty venv and run 
 bench: $(STAMP) ## Engine workloads W1-W4 beside transformers' own generate
 	@$(BIN)/python benchmarks/engine.py $(ARGS)
 
+chaos: $(STAMP) ## Kill, pause and cut off everything in one run (ARGS="SEED JOBS SECONDS --keep DIR")
+	@cd tests && ../$(BIN)/python -m chaos.run $(or $(ARGS),20 1500 20)
+
+soak: $(STAMP) ## Chaos, seed after seed, until 200,000 jobs and 2,000 kills (ARGS="--record FILE")
+	@cd tests && ../$(BIN)/python -m chaos.soak $(ARGS)
+
 clean: ## Remove the virtual environment and caches
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 

@@ -32,11 +32,20 @@ def _log_faults(run: Run, job: JobPlan, job_id: str) -> Iterator[str]:
     if int(stored["n"]) != len(ids):
         yield f"n is {int(stored['n'])}, the log has {len(ids)} tokens"
     if state == "done":
-        result, text = unpack(stored["res"]), "".join(entry.text for entry in log)
-        if list(result["ids"]) != expected or result["text"] != text:
-            yield "the stored result is not what the log says"
-        if words_of(text) != expected:
-            yield "the text is not that of the tokens"
+        yield from _result_faults(stored, log, expected)
+
+
+def _result_faults(
+    stored: dict[str, bytes], log: list[Entry], expected: list[int]
+) -> Iterator[str]:
+    if "res" not in stored:
+        yield "there is no result"
+        return
+    result, text = unpack(stored["res"]), "".join(entry.text for entry in log)
+    if list(result["ids"]) != expected or result["text"] != text:
+        yield "the stored result is not what the log says"
+    if words_of(text) != expected:
+        yield "the text is not that of the tokens"
 
 
 def check_subscribers(run: Run) -> Iterator[Violation]:
@@ -83,7 +92,7 @@ def check_usage(run: Run) -> Iterator[Violation]:
     for number, job_ids in run.accepted.items():
         for job_id in job_ids & run.truth.jobs.keys():
             stored = run.truth.jobs[job_id]
-            if state_of(stored) != "done":
+            if state_of(stored) != "done" or "res" not in stored:
                 continue
             usage = unpack(stored["res"])["end"].get("usage", {})
             wanted = (len(run.by_number[number].prompt), int(stored["n"]))
