@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import redis
 
-from tidemill_gpuworker.backoff import Backoff
+from tidemill_gpuworker.backoff import LAST_SECONDS, Backoff
 
 _log = logging.getLogger(__name__)
 
@@ -14,9 +14,10 @@ _log = logging.getLogger(__name__)
 class Background:
     """Calls ``turn`` again and again until closed; a turn does its own waiting.
 
-    While the broker is away turns are repeated with a growing delay, for ever: what a turn could
-    not do must still be there for the next one. Any other exception ends the thread and is handed
-    to ``on_death``. ``wake`` cuts the wait of a turn short when the thread is to end.
+    While the broker is away turns are repeated with a delay that grows up to ``max_delay_seconds``,
+    for ever: what a turn could not do must still be there for the next one. Any other exception
+    ends the thread and is handed to ``on_death``. ``wake`` cuts the wait of a turn short when the
+    thread is to end.
     """
 
     def __init__(
@@ -25,12 +26,14 @@ class Background:
         turn: Callable[[], None],
         on_death: Callable[[Exception], None],
         wake: Callable[[], None] = lambda: None,
+        *,
+        max_delay_seconds: float = LAST_SECONDS,
     ) -> None:
         self._turn = turn
         self._on_death = on_death
         self._wake = wake
         self._closing = threading.Event()
-        self._backoff = Backoff()
+        self._backoff = Backoff(max_delay_seconds)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:

@@ -15,6 +15,7 @@ from tidemill.service.redis import SOCKET_TIMEOUT_SECONDS, check_server, connect
 from tidemill.service.runtime import Drain
 from tidemill_gpuworker.alarm import Alarm
 from tidemill_gpuworker.background import Background
+from tidemill_gpuworker.backoff import LAST_SECONDS
 from tidemill_gpuworker.claims import ClaimLoader
 from tidemill_gpuworker.commands import BLOCK_MS, CommandReader, parse_command
 from tidemill_gpuworker.heartbeat import Heartbeat, StepClock
@@ -55,6 +56,11 @@ class ProcessConfig:
     def reply_seconds(self) -> float:
         """How long a reply may take: a dead connection must leave time to try another one."""
         return min(SOCKET_TIMEOUT_SECONDS, self.lease_seconds / 3)
+
+    @property
+    def max_delay_seconds(self) -> float:
+        """The longest wait for a broker that is away: once back it must hear us within a lease."""
+        return min(LAST_SECONDS, self.lease_seconds / 4)
 
     @property
     def block_ms(self) -> int:
@@ -98,11 +104,9 @@ class WorkerProcess:
         self._wire_outbound(model)
         self._wire_engine(model)
         self._threads = {
-            "commands": Background("commands", self._reader.read, self._died),
-            "outbound": Background(
-                "outbound", self._outbound.turn, self._died, wake=self._alarm.ring
-            ),
-            "heartbeat": Background("heartbeat", self._beat, self._died),
+            "commands": self._background("commands", self._reader.read),
+            "outbound": self._background("outbound", self._outbound.turn, self._alarm.ring),
+            "heartbeat": self._background("heartbeat", self._beat),
         }
 
     @property
@@ -142,6 +146,12 @@ class WorkerProcess:
             timeout_seconds=self._config.reply_seconds,
             retries=1,
         )
+
+    def _background(
+        self, name: str, turn: Callable[[], None], wake: Callable[[], None] = lambda: None
+    ) -> Background:
+        delay = self._config.max_delay_seconds
+        return Background(name, turn, self._died, wake, max_delay_seconds=delay)
 
     def _wire_outbound(self, model: ServedModel) -> None:
         alarm = Alarm()

@@ -1,39 +1,20 @@
 """A worker may die at any point of a job's life; another one goes on as if nothing had happened."""
 
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import redis
 
 from support import shard
 from support.fake_engine import generate
+from support.fake_worker_process import fake_worker
 from support.shard import read_log
 from support.wait import wait_until
 from support.worker_rig import Rig, make_request, result_of, state_of, submit
 from tidemill.service.runtime import CRASH_STATUS
 
-TESTS = Path(__file__).parents[1]
 PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8)]
 NUM_TOKENS = 25
-
-
-@contextmanager
-def fake_worker(url: str, crash_at: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A worker process and its id."""
-    environment = os.environ | {"PYTHONPATH": str(TESTS), "TIDEMILL_CRASH_AT": crash_at}
-    command = [sys.executable, "-m", "support.fake_worker", url]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process, process.stdout.readline().strip()
-        finally:
-            process.kill()
 
 
 def _start_jobs(client: redis.Redis, epoch: int, worker_id: str) -> list[str]:
