@@ -53,14 +53,15 @@ def _serve(config: WorkerConfig) -> bool:
     from tidemill_gpuworker.model_setup import load_model
 
     model = load_model(config)
-    process = WorkerProcess(model, _process_config(config))
+    process = WorkerProcess(model, process_config(config))
     with Drain() as drain, _metrics_endpoint(config, process):
         done = process.run(drain, on_ready=lambda: _announce(config, model))
     _log.info("worker %s has left", model.info.worker_id)
     return done
 
 
-def _process_config(config: WorkerConfig) -> ProcessConfig:
+def process_config(config: WorkerConfig) -> ProcessConfig:
+    """Pick what the worker shell needs; its engine takes the rest."""
     return ProcessConfig(
         redis_url=config.redis_url,
         shard=config.service.shard,

@@ -10,8 +10,10 @@ from support.shard import KEYS
 from support.worker_rig import make_card, make_request, make_tokenizer, submit
 from tidemill.protocol.messages import CommandKind, SamplingParams
 from tidemill.service.prompt import extra_keys
+from tidemill_gpuworker import claims
 from tidemill_gpuworker.claims import Claim, ClaimLoader, Refusal, seed_of
 from tidemill_gpuworker.commands import Command
+from tidemill_gpuworker.failures import Failure
 
 pytestmark = pytest.mark.leaks_keys
 
@@ -106,6 +108,7 @@ def test_a_broken_log_fails_the_job(redis_client: redis.Redis, loader: ClaimLoad
     (refusal,) = loader.load([_run(job_id)])
     assert isinstance(refusal, Refusal)
     assert "token 2 of 5" in refusal.failure.reason
+    assert not refusal.failure.may_pass
 
 
 def test_a_request_nobody_can_read_is_refused(
@@ -118,6 +121,25 @@ def test_a_request_nobody_can_read_is_refused(
         (refusal,) = loader.load([_run(job_id)])
         assert isinstance(refusal, Refusal)
         assert word in refusal.failure.reason
+        assert not refusal.failure.may_pass
+
+
+def test_a_prompt_that_finds_no_memory_may_be_tried_again(
+    redis_client: redis.Redis, loader: ClaimLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> tuple[int, ...]:
+        raise MemoryError
+
+    monkeypatch.setattr(claims, "tokenize", no_memory)
+    epoch = shard.lead(redis_client)
+    job_id = submit(redis_client, make_request())
+    fence = shard.dispatch(redis_client, job_id, epoch).fence
+    assert shard.append(redis_client, job_id, fence, 0, 2).accepted
+    (refusal,) = loader.load([_run(job_id)])
+    assert isinstance(refusal, Refusal)
+    assert refusal.failure == Failure("the prompt cannot be prepared: MemoryError", may_pass=True)
+    # What is written already counts as this attempt's, so that it is not lost with the refusal.
+    assert [chunk.ids for chunk in refusal.written] == [(0, 1)]
 
 
 def test_a_seed_is_the_same_for_all_attempts() -> None:

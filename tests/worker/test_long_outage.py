@@ -17,7 +17,7 @@ from support.measured import MEASURED
 from support.shard import KEYS, read_log
 from support.valkey import require_server_binary
 from support.wait import wait_until
-from support.worker_rig import make_request, state_of, submit
+from support.worker_rig import Rig, make_request, state_of, submit
 from tidemill.protocol.functions import ensure_library
 from tidemill.service.embedded_broker import EmbeddedBroker
 from tidemill.service.redis import connect
@@ -25,6 +25,7 @@ from tidemill_gpuworker.backoff import Backoff
 from tidemill_gpuworker.worker_process import ProcessConfig
 
 NUM_JOBS = 6
+POISON = 666
 NUM_TOKENS = 120
 #: Longer than the worker's lease and its patience for one reply.
 AWAY_SECONDS = 4.0
@@ -115,6 +116,30 @@ def test_an_idle_worker_waits_for_its_broker_in_peace(
         wait_until(lambda: state_of(client, job_id) == "done", 20, "the worker is back")
     record_property(MEASURED, f"idle worker: {before:.1%} of a core; {_name(outage)}: {away:.1%}")
     assert max(before, away) < MAX_CPU_SHARE
+
+
+def test_a_job_that_fails_during_an_outage_goes_back_after_it(
+    broker: EmbeddedBroker, client: redis.Redis
+) -> None:
+    rig = Rig(client, broker.url, shard.lead(client), config={"lease_seconds": 60.0})
+    with rig.running():
+        job_id = rig.give(make_request((POISON, 2), num_tokens=50))
+        rig.runner.allow(5)
+        rig.wait_for_tokens(job_id, 5)
+        with _killed(broker):
+            rig.runner.allow(5)
+            wait_until(lambda: len(rig.runner.plans) == 10 and rig.runner.waiting.is_set())
+            rig.runner.poison = {POISON}
+            rig.runner.run_free()
+            wait_until(lambda: not rig.process._runner.has_work, what="the job is given up")
+            assert len(rig.process._jobs) == 1
+        rig.wait_for(job_id, "delayed")
+        assert read_log(client, job_id).ids == generate((POISON, 2), 10)
+        assert client.hget(KEYS.job(job_id), "rt") == b"1"
+        rig.runner.poison = set()
+        rig.retry(job_id)
+        rig.wait_for(job_id, "done")
+    assert read_log(client, job_id).ids == generate((POISON, 2), 50)
 
 
 def test_a_worker_looks_for_its_broker_more_often_than_leases_end() -> None:

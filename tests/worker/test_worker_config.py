@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.protocol.calls import RetryPause
 from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import ServiceConfig, load_config
+from tidemill_gpuworker.__main__ import process_config
 from tidemill_gpuworker.worker_config import parse_config
 
 URL = "redis://127.0.0.1:1/0"
@@ -40,6 +42,14 @@ def test_flags_have_the_names_of_vllm(service: ServiceConfig) -> None:
     assert (config.gpu_memory_utilization, config.watermark) == (0.5, 0.0)
     assert not config.enable_prefix_caching
     assert config.long_prefill_token_threshold == 8
+
+
+def test_pauses_between_attempts_are_settings(service: ServiceConfig) -> None:
+    default = process_config(parse_config(["--model", "d"], service))
+    assert default.retry == RetryPause(base_ms=1_000, cap_ms=60_000)
+    flags = "--model d --retry-seconds 0.25 --max-retry-seconds 8"
+    config = process_config(parse_config(flags.split(), service))
+    assert config.retry == RetryPause(base_ms=250, cap_ms=8_000)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,33 @@ def test_a_job_whose_end_is_under_way_is_not_lost(
     assert _value("jobs_lost_total") == before
 
 
+def test_a_job_on_its_way_back_is_not_lost(
+    redis_client: redis.Redis, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, delayed = _value("jobs_lost_total"), _value("jobs_retried_total", outcome="delayed")
+    releaser, may_go_on = rig.process._releaser, threading.Event()
+    settle = releaser._settle
+
+    def settle_late(batch: Sequence[object], replies: Sequence[object]) -> None:
+        assert not batch or may_go_on.wait(10)
+        settle(batch, replies)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(releaser, "_settle", settle_late)
+    rig.runner.poison = {666}
+    rig.runner.run_free()
+    job_id = rig.give(make_request((666,)))
+    rig.wait_for(job_id, "delayed")
+    # The server has it back, we do not know it yet, and the heartbeat is told that it is gone.
+    rig.process._heartbeat.beat()
+    rig.process._inbox.put(Cancelled("99-0", "job_another", 1))
+    wait_until(lambda: rig.process._worker.status().last_command == "99-0")
+    may_go_on.set()
+    wait_until(lambda: not rig.process._jobs.all(), what="the reply is taken in")
+    assert _value("jobs_lost_total") == lost
+    assert _value("jobs_retried_total", outcome="delayed") == delayed + 1
+    rig.exhaust(job_id)
+
+
 def test_a_job_that_was_taken_away_is_lost_once(redis_client: redis.Redis, rig: Rig) -> None:
     before = _value("jobs_lost_total")
     job_id = rig.give(make_request(num_tokens=100))
