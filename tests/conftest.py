@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from support.measured import pytest_terminal_summary as pytest_terminal_summary
 from support.models import demo_model_dir as demo_model_dir
 from support.valkey import leaked_keys, start_fast_server
 from tidemill.protocol.functions import ensure_library

@@ -5,6 +5,7 @@ Usage: ``python -m support.fake_worker URL [SECONDS_PER_STEP]``.
 
 import sys
 import time
+from collections.abc import Iterable
 
 from support.worker_rig import FAST, PacedRunner, Rig
 from tidemill.service.redis import connect
@@ -28,9 +29,13 @@ class SlowRunner(PacedRunner):
         return super().execute(plan)
 
 
-def main(url: str, step_seconds: float = _STEP_SECONDS) -> int:
-    """Serve until drained; prints the worker's id once it takes jobs."""
+def main(url: str, step_seconds: float = _STEP_SECONDS, poison: Iterable[int] = ()) -> int:
+    """Serve until drained; prints the worker's id once it takes jobs.
+
+    Steps fail that have a token of ``poison`` in a prompt.
+    """
     runner = SlowRunner(step_seconds)
+    runner.poison.update(poison)
     runner.run_free()
     with connect(url) as client, Drain() as drain:
         config: dict[str, object] = {"lease_seconds": 1.0, "beat_seconds": 0.2, "policy": FAST}

@@ -1,0 +1,128 @@
+"""A TCP port before a server: moves to another server, and loses replies, on command."""
+
+import contextlib
+import socket
+import threading
+
+_BUFFER_BYTES = 65_536
+
+
+class Forwarder:
+    """Forwards every connection to the server behind a Unix socket; a context manager."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._target = socket_path
+        self._lossy_word = b""
+        self._lock = threading.Lock()
+        self._pairs: set[_Pair] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._accept, name="forwarder", daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """The address of the port."""
+        return f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+
+    def move_to(self, socket_path: str) -> None:
+        """Cut all connections; new ones go to another server."""
+        with self._lock:
+            self._target = socket_path
+            pairs = list(self._pairs)
+        for pair in pairs:
+            pair.cut()
+
+    def lose_reply_to(self, word: bytes) -> None:
+        """Let the next request with ``word`` in it reach the server, and cut off its reply."""
+        with self._lock:
+            self._lossy_word = word
+
+    @property
+    def has_lost_reply(self) -> bool:
+        """Whether the reply that was to be lost is lost."""
+        return not self._lossy_word
+
+    def is_lossy(self, request: bytes) -> bool:
+        """Whether the reply to ``request`` is the one to lose."""
+        with self._lock:
+            return bool(self._lossy_word) and self._lossy_word in request
+
+    def reply_lost(self) -> None:
+        """Note that the reply was lost."""
+        with self._lock:
+            self._lossy_word = b""
+
+    def forget(self, pair: "_Pair") -> None:
+        """Drop a pair that was cut."""
+        with self._lock:
+            self._pairs.discard(pair)
+
+    def close(self) -> None:
+        """Stop listening and cut all connections."""
+        # Closing alone does not wake the thread that accepts.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.move_to("")
+
+    def __enter__(self) -> "Forwarder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self._connect(client)
+
+    def _connect(self, client: socket.socket) -> None:
+        server = socket.socket(socket.AF_UNIX)
+        with self._lock:
+            target = self._target
+        try:
+            server.connect(target)
+        except OSError:
+            server.close()
+            client.close()
+            return
+        pair = _Pair(self, client, server)
+        with self._lock:
+            self._pairs.add(pair)
+        pair.start()
+
+
+class _Pair:
+    def __init__(self, owner: Forwarder, client: socket.socket, server: socket.socket) -> None:
+        self._owner = owner
+        self._client = client
+        self._server = server
+        self._loses_reply = False
+
+    def start(self) -> None:
+        for pump in (self._pump_requests, self._pump_replies):
+            threading.Thread(target=pump, name="forwarder-pump", daemon=True).start()
+
+    def cut(self) -> None:
+        self._owner.forget(self)
+        for end in (self._client, self._server):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _pump_requests(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._client.recv(_BUFFER_BYTES):
+                if self._owner.is_lossy(data):
+                    self._loses_reply = True
+                self._server.sendall(data)
+        self.cut()
+
+    def _pump_replies(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._server.recv(_BUFFER_BYTES):
+                if self._loses_reply:
+                    self._owner.reply_lost()
+                    break
+                self._client.sendall(data)
+        self.cut()
