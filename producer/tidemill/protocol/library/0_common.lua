@@ -22,6 +22,7 @@ local TERMINAL = {done = true, failed = true, cancelled = true, expired = true, 
 local MAX_LETTERS = 10000
 local MAX_COMMANDS = 10000
 local LIBRARY_TTL_MS = 86400000
+local ANNOUNCE_EVERY_MS = 60000
 
 local function now()
   local t = redis.call('TIME')
@@ -44,6 +45,8 @@ end
 
 -- Says that this version of the library is in use; the leader drops those that nobody uses.
 local function announce(lib, t)
+  local known = redis.call('ZSCORE', lib, 'tmN')
+  if known and tonumber(known) > t + LIBRARY_TTL_MS - ANNOUNCE_EVERY_MS then return end
   redis.call('ZADD', lib, 'GT', t + LIBRARY_TTL_MS, 'tmN')
 end
 
@@ -55,17 +58,28 @@ local function load_job(job)
     qdl = number(v[15]), sm = number(v[16]), td = number(v[17]), tp = number(v[18]), ik = v[19]}
 end
 
--- Puts the pointer of a job that can run on its ingress stream.
+-- Adds the pointer of a job to its ingress stream and returns the entry's id; v = {routing key,
+-- prompt tokens, model, attempts, priority}.
+local function add_pointer(input, act, id, queue, bell, t, v)
+  local function add()
+    return redis.call('XADD', input, 'NOMKSTREAM', '*',
+      'j', id, 'h', v[1], 'c', v[2], 'm', v[3], 'a', v[4], 'p', v[5])
+  end
+  local entry = add()
+  if not entry then
+    redis.call('XGROUP', 'CREATE', input, 'sched', '0', 'MKSTREAM')
+    entry = add()
+  end
+  redis.call('ZADD', act, 'NX', t, queue)
+  redis.call('SPUBLISH', bell, queue)
+  return entry
+end
+
+-- Puts a job that can run again on its ingress stream.
 local function point(input, act, job, id, queue, bell)
   local v = redis.call('HMGET', job, 'h', 'cost', 'md', 'at', 'pr')
-  if redis.call('EXISTS', input) == 0 then
-    redis.call('XGROUP', 'CREATE', input, 'sched', '0', 'MKSTREAM')
-  end
-  local entry = redis.call('XADD', input, '*',
-    'j', id, 'h', v[1], 'c', v[2], 'm', v[3], 'a', v[4], 'p', v[5])
+  local entry = add_pointer(input, act, id, queue, bell, now(), v)
   redis.call('HSET', job, 'st', 'queued', 'eid', entry)
-  redis.call('ZADD', act, 'NX', now(), queue)
-  redis.call('SPUBLISH', bell, queue)
 end
 
 local function command(cmd, kind, id, fence, ttl)

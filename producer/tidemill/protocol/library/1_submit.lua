@@ -19,11 +19,25 @@ local function limits_of(cfg, tenant)
     tpm = own_or_common(7), bytes = tonumber(v[9] or nil)}
 end
 
+local function read_counts(cnt, tenant)
+  local v = redis.call('HMGET', cnt, 'q:' .. tenant, 'qt:' .. tenant, 'qb')
+  return {number(v[1]), number(v[2]), number(v[3])}
+end
+
+-- Counts a new job in; one HSET costs less than an HINCRBY of each, in the append-only file as well.
+local function count_new(cnt, tenant, counts, bytes, tokens)
+  local values = {'q:' .. tenant, counts[1] + 1, 'qb', counts[3] + bytes}
+  if tokens ~= 0 then
+    values[5] = 'qt:' .. tenant
+    values[6] = counts[2] + tokens
+  end
+  redis.call('HSET', cnt, unpack(values))
+end
+
 -- Why the queue has no room for a job of so many bytes and tokens; nil if it has.
--- rates = {jobs, tokens, bytes, max_bytes}
-local function lacks_room(cnt, rates, tenant, limits, bytes, tokens)
-  local v = redis.call('HMGET', cnt, 'qb', 'q:' .. tenant, 'qt:' .. tenant)
-  local used, queued, waiting = number(v[1]), number(v[2]), number(v[3])
+-- counts = {jobs, tokens, bytes} that wait; rates = {jobs, tokens, bytes, max_bytes}
+local function lacks_room(counts, rates, limits, bytes, tokens)
+  local queued, waiting, used = counts[1], counts[2], counts[3]
   local max_bytes = limits.bytes or tonumber(rates[4] or nil)
   if max_bytes and used > 0 and used + bytes > max_bytes then
     return 'QUEUEFULL bytes ' .. used .. ' ' .. retry_ms(used + bytes - max_bytes, rates[3])
@@ -78,6 +92,18 @@ local function join_batch(batch, members, id)
   redis.call('SADD', members, id)
 end
 
+-- The pairs whose value is not '' or 0: most jobs lack most of them, and each takes some 40 bytes.
+local function without_defaults(...)
+  local fields, kept = {...}, {}
+  for i = 1, #fields, 2 do
+    if fields[i + 1] ~= '' and fields[i + 1] ~= 0 then
+      kept[#kept + 1] = fields[i]
+      kept[#kept + 1] = fields[i + 1]
+    end
+  end
+  return kept
+end
+
 -- KEYS job in act idem cnt salt cfg thr rl dly due batch members lib
 -- ARGV id tenant queue model priority request routing_key cost tokens body_sha max_queued idem_key
 --      bell v delay_ms not_before_ms deadline_ms max_queue_ms stall_ms max_retries batch parent
@@ -103,8 +129,9 @@ local function submit(K, A)
   end
   local t, limits = now(), limits_of(K[7], A[2])
   limits.jobs = limits.jobs or tonumber(A[11])
-  local refusal = lacks_room(K[5], measured, A[2], limits, #A[6], number(A[9]))
-    or take_rate(K[9], limits, number(A[9]), t)
+  local tokens, counts = number(A[9]), read_counts(K[5], A[2])
+  local refusal = lacks_room(counts, measured, limits, #A[6], tokens)
+    or take_rate(K[9], limits, tokens, t)
   if refusal then return redis.error_reply(refusal) end
 
   local function after(ms) return number(ms) == 0 and 0 or t + number(ms) end
@@ -114,16 +141,16 @@ local function submit(K, A)
   -- A delayed job's time in the queue begins when it may run.
   if number(A[18]) > 0 then v.qdl = math.max(t, ready) + number(A[18]) end
   if A[12] ~= '' then redis.call('SET', K[4], A[10] .. ' ' .. A[1]) end
+  local entry = ''
+  if v.st == 'delayed' then redis.call('ZADD', K[10], ready, A[1])
+  else entry = add_pointer(K[2], K[3], A[1], A[3], A[13], t, {A[7], A[8], A[4], 0, A[5]}) end
   redis.call('HSET', K[1], 'st', v.st, 'tn', A[2], 'qn', A[3], 'md', A[4], 'pr', A[5], 'req', A[6],
     'h', A[7], 'cost', A[8], 'tk', A[9], 'ik', A[12], 'v', A[14], 'salt', salt, 'f', 0, 'n', 0,
-    'at', 0, 'cn', 0, 'cr', 0, 'w', '', 'eid', '', 'dl', v.dl, 'qdl', v.qdl, 'sm', v.sm,
-    'mx', A[20], 'bid', A[21], 'par', A[22], 'ts', t)
+    'at', 0, 'cn', 0, 'cr', 0, 'w', '', 'eid', entry, 'mx', A[20], 'ts', t,
+    unpack(without_defaults('bid', A[21], 'par', A[22], 'dl', v.dl, 'qdl', v.qdl, 'sm', v.sm)))
   local due = next_due(v)
   if due ~= 0 then redis.call('ZADD', K[11], due, A[1]) end
-  if v.st == 'delayed' then redis.call('ZADD', K[10], ready, A[1])
-  else point(K[2], K[3], K[1], A[1], A[3], A[13]) end
-  count_queued(K[5], A[2], A[9], 1)
-  count(K[5], 'qb', #A[6])
+  count_new(K[5], A[2], counts, #A[6], tokens)
   if A[21] ~= '' then join_batch(K[12], K[13], A[1]) end
   announce(K[14], t)
   return {1, A[1], level, run_id}

@@ -7,10 +7,8 @@ local BYTES_PER_JOB = 400
 local BYTES_PER_TOKEN = 8
 
 -- What an ended job keeps of the server's memory, the same as long as it is known.
-local function kept_bytes(job)
-  local num_tokens = number(redis.call('HGET', job, 'n'))
-  return BYTES_PER_JOB + redis.call('HSTRLEN', job, 'req') + redis.call('HSTRLEN', job, 'res')
-    + BYTES_PER_TOKEN * num_tokens
+local function kept_bytes(request_bytes, result_bytes, num_tokens)
+  return BYTES_PER_JOB + request_bytes + result_bytes + BYTES_PER_TOKEN * number(num_tokens)
 end
 
 -- Takes a job that ends off the index of its state; its pointer is the caller's.
@@ -53,14 +51,14 @@ local function seal(K, id, v, e)
   leave(K, id, v)
   local request_bytes = redis.call('HSTRLEN', K[1], 'req')
   count(K[6], 'qb', -request_bytes)
-  redis.call('HSET', K[1], 'st', e.state, 'n', e.n, 'te', t)
-  if e.result ~= '' then redis.call('HSET', K[1], 'res', e.result) end
+  if e.result == '' then redis.call('HSET', K[1], 'st', e.state, 'n', e.n, 'te', t)
+  else redis.call('HSET', K[1], 'st', e.state, 'n', e.n, 'te', t, 'res', e.result) end
   -- A dead job keeps its request, for whoever requeues it.
   redis.call('HDEL', K[1], 'eid', e.state == 'dead' and 'eid' or 'req')
   redis.call('PEXPIRE', K[2], e.log_ttl)
   redis.call('PEXPIRE', K[1], e.job_ttl)
-  redis.call('PEXPIRE', K[7], e.job_ttl)
-  local bytes = kept_bytes(K[1])
+  if v.ik and v.ik ~= '' then redis.call('PEXPIRE', K[7], e.job_ttl) end
+  local bytes = kept_bytes(e.state == 'dead' and request_bytes or 0, #e.result, e.n)
   if redis.call('ZADD', K[8], t + e.job_ttl, bytes .. ' ' .. id) == 1 then
     count(K[6], 'rb', bytes)
   end

@@ -9,8 +9,8 @@ local function dispatch(K, A)
   redis.call('XACK', K[2], 'sched', A[2])
   redis.call('XDEL', K[2], A[2])
   if v.st ~= 'queued' then return {0, v.st or 'gone', v.w or ''} end
-  local fence = redis.call('HINCRBY', K[1], 'f', 1)
-  redis.call('HSET', K[1], 'st', 'run', 'w', A[3], 'at', fence, 'cn', v.n, 'td', t)
+  local fence = number(v.f) + 1
+  redis.call('HSET', K[1], 'st', 'run', 'f', fence, 'w', A[3], 'at', fence, 'cn', v.n, 'td', t)
   redis.call('XADD', K[3], fence .. '-' .. v.n, 'c', A[3])
   redis.call('ZADD', K[4], t + tonumber(A[4]), A[1])
   if v.sm ~= 0 then redis.call('ZADD', K[5], 'LT', t + v.sm, A[1]) end
@@ -34,12 +34,15 @@ local function claim(K, A)
 end
 
 local function append_one(job, out, worker, fence, start, finish, chunk, chan, t)
-  local v = redis.call('HMGET', job, 'f', 'n', 'st', 'w', 'tf')
+  local v = redis.call('HMGET', job, 'f', 'n', 'st', 'w', 'cr', 'sm')
   if v[1] ~= fence or v[3] ~= 'run' or v[4] ~= worker then return -1 end
   if v[2] ~= start then return -2 - tonumber(v[2]) end
   local id = fence .. '-' .. finish
   redis.call('XADD', out, id, 's', start, 'd', chunk)
-  redis.call('HSET', job, 'n', finish, 'cr', 0, 'tp', t, 'tf', v[5] or t)
+  -- Most chunks change the number of tokens alone, which keeps them cheap.
+  if start == '0' then redis.call('HSET', job, 'n', finish, 'cr', 0, 'tp', t, 'tf', t)
+  elseif v[5] ~= '0' or v[6] then redis.call('HSET', job, 'n', finish, 'cr', 0, 'tp', t)
+  else redis.call('HSET', job, 'n', finish) end
   redis.call('SPUBLISH', chan, id .. ' ' .. chunk)
   return 1
 end

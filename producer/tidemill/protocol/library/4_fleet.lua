@@ -11,13 +11,16 @@ local function beat(K, A)
   redis.call('PEXPIRE', K[8], A[4])
   redis.call('ZADD', K[7], t + tonumber(A[4]), A[5])
   announce(K[9], t)
+  local renewed = {}
   for i = 10, #K do
     local b = 6 + (i - 10) * 2
     local v = redis.call('HMGET', K[i], 'f', 'st', 'w')
     if v[1] == A[b + 1] and v[2] == 'run' and v[3] == A[1] then
-      redis.call('ZADD', K[1], 'XX', expiry, A[b])
+      renewed[#renewed + 1] = expiry
+      renewed[#renewed + 1] = A[b]
     else reply[#reply + 1] = A[b] end
   end
+  if #renewed > 0 then redis.call('ZADD', K[1], 'XX', unpack(renewed)) end
   return reply
 end
 
@@ -103,7 +106,8 @@ end
 local function drop_letter(K, A)
   local gone = redis.call('XDEL', K[1], A[1])
   if gone == 1 and A[3] == '1' and redis.call('HGET', K[2], 'st') == 'dead' then
-    local bytes = kept_bytes(K[2])
+    local bytes = kept_bytes(redis.call('HSTRLEN', K[2], 'req'), redis.call('HSTRLEN', K[2], 'res'),
+      redis.call('HGET', K[2], 'n'))
     if redis.call('ZREM', K[4], bytes .. ' ' .. A[2]) == 1 then count(K[5], 'rb', -bytes) end
     redis.call('DEL', K[2], K[3])
   end
