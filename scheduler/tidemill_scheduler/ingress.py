@@ -4,17 +4,18 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import redis.asyncio
 from redis import exceptions
 
 from tidemill.protocol import calls
-from tidemill.protocol.errors import MalformedMessage, StaleEpoch
+from tidemill.protocol.errors import MalformedMessage
 from tidemill.protocol.functions import run_async, run_many_async
-from tidemill.protocol.keys import CONSUMER, GROUP, ShardKeys
+from tidemill.protocol.keys import GROUP, ShardKeys
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
+from tidemill_scheduler.fenced import Entry, FencedReply, Fields, read_fenced
 from tidemill_scheduler.jobs import WaitingJob, entry_number, is_queue_name, parse_pointer
 
 _log = logging.getLogger(__name__)
@@ -24,15 +25,11 @@ _QUEUES_PER_READ = 64
 _MAX_READ = 4000
 _MAX_READ_OF_QUEUE = 1000
 
-Fields = dict[bytes, bytes]
-Entry = tuple[bytes, Fields | None]
-
 
 class Ingress:
     """Reads as the group's only consumer, in the name of one epoch.
 
-    The client must not retry: a reply lost to a retry holds pointers that ``>`` never shows again.
-    After any error the owner starts over with ``recover``.
+    After any error the owner starts over with another instance, which reads what is pending first.
     """
 
     def __init__(self, client: redis.asyncio.Redis, keys: ShardKeys, epoch: int) -> None:
@@ -79,39 +76,24 @@ class Ingress:
             await pipe.execute()
 
     async def _read_some(self, queues: Sequence[str]) -> list[WaitingJob]:
-        replies = await self._read_fenced(queues)
+        reply = await self._read_fenced(queues)
         jobs: list[WaitingJob] = []
         caught_up: list[str] = []
-        for queue, reply in zip(queues, replies, strict=True):
-            if isinstance(reply, exceptions.ResponseError):
-                await self._repair(queue, reply)
+        for queue, entries in zip(queues, reply.entries, strict=True):
+            if isinstance(entries, exceptions.ResponseError):
+                await self._repair(queue, entries)
                 continue
-            entries: Sequence[Entry] = reply[0][1] if reply else []
             if self._advance(queue, entries):
                 caught_up.append(queue)
             jobs += await self._parse(queue, entries)
         return jobs + (await self._read_some(caught_up) if caught_up else [])
 
-    async def _read_fenced(self, queues: Sequence[str]) -> list[Any]:
-        # A leader that was paused must not take pointers away from its successor, who would never
-        # see them; so the read happens only if the epoch is still ours.
-        async with self._client.pipeline(transaction=True) as pipe:
-            await pipe.watch(self._keys.epoch)
-            if await pipe.get(self._keys.epoch) != str(self._epoch).encode():
-                raise StaleEpoch(f"epoch {self._epoch} of shard {self._keys.shard} is over")
-            # redis-py leaves multi untyped.
-            pipe.multi()  # type: ignore[no-untyped-call]
-            count = min(_MAX_READ_OF_QUEUE, _MAX_READ // len(queues))
-            for queue in queues:
-                streams: Any = {self._keys.ingress(queue): self._positions.get(queue, "0")}
-                pipe.xreadgroup(GROUP, CONSUMER, streams, count=count)
-            pipe.time()
-            try:
-                *replies, (seconds, microseconds) = await pipe.execute(raise_on_error=False)
-            except exceptions.WatchError as error:
-                raise StaleEpoch("another scheduler took over during a read") from error
-        self._clock_offset = time.monotonic() - seconds - microseconds / 1e6
-        return replies
+    async def _read_fenced(self, queues: Sequence[str]) -> FencedReply:
+        positions = {self._keys.ingress(q): self._positions.get(q, "0") for q in queues}
+        count = min(_MAX_READ_OF_QUEUE, _MAX_READ // len(queues))
+        reply = await read_fenced(self._client, self._keys, self._epoch, positions, count)
+        self._clock_offset = time.monotonic() - reply.server_seconds
+        return reply
 
     async def _parse(self, queue: str, entries: Sequence[Entry]) -> list[WaitingJob]:
         jobs = []

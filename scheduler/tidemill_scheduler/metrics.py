@@ -23,6 +23,12 @@ TRIMMED = Counter(
     ["reason"],
 )
 MALFORMED = Counter("tidemill_scheduler_malformed_total", "Pointers moved to the dead letters")
+FRONT = Counter(
+    "tidemill_scheduler_front_door_total", "Entries of raw producers handled", ["outcome"]
+)
+FRONT_WAITING = Gauge(
+    "tidemill_scheduler_front_door_waiting", "Entries that wait for room, a rate or a model"
+)
 TOKENIZED = Counter("tidemill_scheduler_tokenized_total", "Text jobs tokenised", ["outcome"])
 RESTARTS = Counter("tidemill_scheduler_restarts_total", "Terms that an error ended", ["reason"])
 

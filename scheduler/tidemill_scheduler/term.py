@@ -10,6 +10,8 @@ from tidemill.service.redis import translate
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
 from tidemill_scheduler.config import SchedulerConfig
 from tidemill_scheduler.dispatcher import Dispatcher
+from tidemill_scheduler.front_door import FrontDoor
+from tidemill_scheduler.front_submitter import FrontSubmitter
 from tidemill_scheduler.grace import Grace
 from tidemill_scheduler.health import Health
 from tidemill_scheduler.hopeless import refuse_hopeless
@@ -70,6 +72,10 @@ class Term:
             arrived=self._dispatcher.wake,
             swept=self._look_around,
         )
+        submitter = FrontSubmitter(
+            client, keys, lambda: self._scheduler.models, config.unknown_model_seconds
+        )
+        self._front_door = FrontDoor(client, keys, leadership.epoch, submitter)
         self._reaper = Reaper(client, keys, grace, config.lease_seconds)
         self._job_life = JobLife(client, keys, self._scheduler.forget)
         self._retention = Retention(client, keys)
@@ -88,6 +94,7 @@ class Term:
             self._watch.follow_statuses(),
             self._intake.listen(),
             self._intake.run(),
+            self._front_door.run(),
             self._pool.run(),
             self._dispatcher.run(),
             self._reaper.run(),

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
@@ -26,6 +26,7 @@ from tidemill.protocol.messages import GenerateRequest, ModelCard
 from tidemill.service.prompt import PreparedPrompt, prepare
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
 from tidemill_scheduler import metrics
+from tidemill_scheduler.cards import load_cards
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.refusal import refuse
 
@@ -123,7 +124,8 @@ class TokenizePool:
 
     async def _process(self, threads: ThreadPoolExecutor, batch: Sequence[_TextJob]) -> None:
         stored = await self._load([job.pointer for job in batch])
-        cards = await self._load_cards({job.pointer.model for job in batch})
+        models = {job.pointer.model for job in batch}
+        cards = await load_cards(self._client, self._keys, models)
         await asyncio.gather(
             *(
                 self._settle(threads, job, data, cards.get(job.pointer.model))
@@ -140,17 +142,6 @@ class TokenizePool:
             _Stored(request or b"", salt or b"", JobRef.read(job.job_id, reference))
             for job, (request, salt, *reference) in zip(batch, rows, strict=True)
         ]
-
-    async def _load_cards(self, models: Iterable[str]) -> dict[str, ModelCard]:
-        cards = {}
-        for model in models:
-            data = await self._client.hget(self._keys.model(model), "card")
-            try:
-                cards[model] = decode(cast(bytes, data or b""), ModelCard)
-            except ProtocolError as error:
-                if data is not None:
-                    _log.warning("the card of model %s is unreadable: %s", model, error.message)
-        return cards
 
     async def _settle(
         self, threads: ThreadPoolExecutor, job: _TextJob, stored: _Stored, card: ModelCard | None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import redis
 
 from tidemill.protocol import calls
-from tidemill.protocol.calls import JobRef
+from tidemill.protocol.calls import REF_FIELDS, JobRef
 from tidemill.protocol.codec import WIRE_VERSION, encode
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_worker_id
@@ -128,7 +128,7 @@ class PuppetWorker:
         end = JobEnd(state="done", finish_reason="stop", usage=Usage(completion_tokens=num_tokens))
         call = calls.finish(
             self.keys,
-            JobRef(claim.job_id, "p1:default"),
+            JobRef.read(claim.job_id, self.client.hmget(self.keys.job(claim.job_id), REF_FIELDS)),
             fence=claim.fence,
             worker_id=self.worker_id,
             chunk=TokenChunk(start=num_tokens, end=num_tokens),

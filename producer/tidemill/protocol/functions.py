@@ -71,8 +71,21 @@ def run_each(
     client: redis.Redis, calls: Sequence[Call[R]]
 ) -> list[R | TidemillError | redis.ResponseError]:
     """``run_many`` whose calls fail alone: the server's own errors take their places as well."""
+    return _parse_each(calls, _send(client, calls))
+
+
+async def run_each_async(
+    client: redis.asyncio.Redis, calls: Sequence[Call[R]]
+) -> list[R | TidemillError | redis.ResponseError]:
+    """``run_each`` on an asynchronous client."""
+    return _parse_each(calls, await _send_async(client, calls))
+
+
+def _parse_each(
+    calls: Sequence[Call[R]], replies: Sequence[Any]
+) -> list[R | TidemillError | redis.ResponseError]:
     results: list[R | TidemillError | redis.ResponseError] = []
-    for call, reply in zip(calls, _send(client, calls), strict=True):
+    for call, reply in zip(calls, replies, strict=True):
         if isinstance(reply, redis.ResponseError):
             results.append(typed_error(reply) or reply)
         elif isinstance(reply, Exception):
@@ -93,11 +106,14 @@ async def run_many_async(
     client: redis.asyncio.Redis, calls: Sequence[Call[R]]
 ) -> list[R | TidemillError]:
     """Execute calls in one round trip on an asynchronous client."""
+    return _parse_all(calls, await _send_async(client, calls))
+
+
+async def _send_async(client: redis.asyncio.Redis, calls: Sequence[Call[Any]]) -> list[Any]:
     pipeline = client.pipeline(transaction=False)
     for call in calls:
         pipeline.execute_command(*call.command)
-    replies = await pipeline.execute(raise_on_error=False)
-    return _parse_all(calls, replies)
+    return await pipeline.execute(raise_on_error=False)
 
 
 def ensure_library(client: redis.Redis) -> None:

@@ -1,0 +1,148 @@
+"""What raw producers put at the front door: one entry, checked; pure."""
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from tidemill.protocol.calls import NewJob
+from tidemill.protocol.codec import (
+    MAX_ARRAY_LEN,
+    MAX_MESSAGE_BYTES,
+    WIRE_VERSION,
+    encode,
+    unpack,
+)
+from tidemill.protocol.errors import InvalidRequest, MalformedMessage, UnsupportedVersion
+from tidemill.protocol.ids import new_job_id
+from tidemill.protocol.messages import (
+    MAX_SEED,
+    GenerateRequest,
+    JobTerms,
+    ModelCard,
+    Name,
+    WireModel,
+    invalid_request,
+)
+from tidemill.service.prompt import most_tokens, validate
+
+#: Stands for "the only model that is served", in the digest of the body too.
+ANY_MODEL = "-"
+
+
+class _OpenRequest(GenerateRequest):
+    model: Name = ANY_MODEL
+
+
+class _Body(WireModel):
+    request: _OpenRequest
+    terms: JobTerms = JobTerms()
+    idempotency_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEntry:
+    """A valid entry as its producer wrote it: the model may be open, the seed is not drawn."""
+
+    entry_id: str
+    request: GenerateRequest
+    terms: JobTerms
+    idempotency_key: str
+    body_digest: str
+
+    @property
+    def model(self) -> str | None:
+        """The model's name, None for the only one that is served."""
+        return None if self.request.model == ANY_MODEL else self.request.model
+
+    @property
+    def lane(self) -> str:
+        """Entries of one lane wait for each other; an overloaded tenant holds up only its own."""
+        return f"{self.request.tenant} {self.request.model}"
+
+
+def parse_entry(entry_id: str, fields: Mapping[bytes, bytes]) -> FrontEntry:
+    """Read an entry.
+
+    Raises ``MalformedMessage``, ``UnsupportedVersion`` or, naming the field, ``InvalidRequest``.
+    """
+    _check_version(fields)
+    try:
+        body = _Body.model_validate(_parse_body(fields[b"body"]))
+    except ValidationError as error:
+        raise invalid_request(error) from error
+    request = GenerateRequest(**dict(body.request))
+    return FrontEntry(
+        entry_id=entry_id,
+        request=request,
+        terms=body.terms,
+        idempotency_key=body.idempotency_key or f"front:{entry_id}",
+        body_digest=sha256(_checked(request) + encode(body.terms)).hexdigest(),
+    )
+
+
+def make_front_job(entry: FrontEntry, card: ModelCard, shard: str) -> NewJob:
+    """Return the job that the model of ``card`` is to run, its random seed drawn.
+
+    It has no routing key and no cost: the tokenise pool finds both.  Raises ``InvalidRequest`` if
+    the model cannot run it.
+    """
+    params = entry.request.params
+    if params.seed is None:
+        params = params.model_copy(update={"seed": secrets.randbelow(MAX_SEED + 1)})
+    request = entry.request.model_copy(update={"model": card.name, "params": params})
+    # The length of a text shows when it is tokenised.
+    validate(request, len(request.prompt_ids or (0,)), card)
+    _checked(request)
+    return NewJob(
+        job_id=new_job_id(shard),
+        request=request,
+        num_tokens=most_tokens(request, card),
+        idempotency_key=entry.idempotency_key,
+        body_digest=entry.body_digest,
+        terms=entry.terms,
+    )
+
+
+def _check_version(fields: Mapping[bytes, bytes]) -> None:
+    if b"v" not in fields:
+        raise MalformedMessage("v: missing", fix=f"Write {WIRE_VERSION}.")
+    if fields[b"v"] != str(WIRE_VERSION).encode():
+        raise UnsupportedVersion(
+            f"v: {fields[b'v'][:20]!r} is no version that this scheduler reads",
+            fix=f"Write {WIRE_VERSION}, or upgrade the scheduler.",
+        )
+    if b"body" not in fields:
+        raise MalformedMessage("body: missing")
+    if unknown := sorted(fields.keys() - {b"v", b"body"}):
+        raise MalformedMessage(f"{unknown[0][:40]!r}: an entry has the fields v and body only")
+
+
+def _parse_body(body: bytes) -> Any:
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise MalformedMessage(f"body: {len(body)} bytes, the limit is {MAX_MESSAGE_BYTES}")
+    # No msgpack map begins with a brace or a space.
+    if not body.lstrip().startswith(b"{"):
+        return unpack(body)
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedMessage(f"body: not JSON: {str(error)[:200]}") from error
+
+
+def _checked(request: GenerateRequest) -> bytes:
+    """Encode a request as workers are to read it, within the bounds of what they read."""
+    if len(request.prompt_ids or ()) > MAX_ARRAY_LEN:
+        raise InvalidRequest(
+            f"request.prompt_ids: more than {MAX_ARRAY_LEN} tokens", field="request.prompt_ids"
+        )
+    data = encode(request)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise InvalidRequest(
+            f"request: it has {len(data)} bytes, the limit is {MAX_MESSAGE_BYTES}", field="request"
+        )
+    return data
