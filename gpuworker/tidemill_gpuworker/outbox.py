@@ -189,7 +189,7 @@ class Outbox:
                 lost.append(job)
             else:
                 self._advance(write.item, write.chunk.end, now)
-            if job not in lost and write.item.then and not write.item.buffer.num_pending:
+            if write.item.then and not write.item.buffer.num_pending:
                 then.append(write.item.then)
                 self._drop(job.job_id)
         for job in (*ended, *lost):
