@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from chaos.history import Event
+from chaos.plan import LEASE_SECONDS, LINK_FAULTS, MAX_CRASHES
 from chaos.tokenlog import entries_of
 from chaos.verdict import Run
 
@@ -14,7 +16,9 @@ from chaos.verdict import Run
 class Measures:
     """Times in seconds; ``takeover`` from a worker's death to the next claim of each of its jobs,
     ``failover`` from a leader's death to the next leader's term, ``cancel`` from the call to the
-    terminal state, ``wait`` from acceptance to the first token.
+    terminal state, ``wait`` from acceptance to the first token, ``restart`` of the broker until it
+    has loaded its data.  ``undisturbed`` are the takeovers during which nothing else was broken,
+    of jobs that were not tried alone because their workers had died before.
     """
 
     states: Counter[str] = field(default_factory=Counter)
@@ -23,6 +27,8 @@ class Measures:
     failover: list[float] = field(default_factory=list)
     cancel: list[float] = field(default_factory=list)
     wait: list[float] = field(default_factory=list)
+    restart: list[float] = field(default_factory=list)
+    undisturbed: list[float] = field(default_factory=list)
     num_tokens: int = 0
     num_accepted: int = 0
     num_followed: int = 0
@@ -40,9 +46,11 @@ class Measures:
                 f"{name}: {summary(values)}"
                 for name, values in (
                     ("takeover of a dead worker's jobs", self.takeover),
+                    ("takeover while nothing else was broken", self.undisturbed),
                     ("scheduler failover", self.failover),
                     ("cancel", self.cancel),
                     ("wait for the first token", self.wait),
+                    ("broker restart with its data", self.restart),
                 )
             ),
         ]
@@ -59,7 +67,10 @@ def measure(run: Run) -> Measures:
         if "tf" in stored:
             measures.wait.append((int(stored["tf"]) - int(stored["ts"])) / 1000)
     measures.num_followed = sum(bool(sight.ends) for sight in run.sights.values())
-    measures.takeover = _takeovers(run)
+    takeovers = _takeovers(run)
+    measures.takeover = [seconds for _, seconds, _ in takeovers]
+    measures.undisturbed = _undisturbed(run, takeovers)
+    measures.restart = [event["load"] for event in run.of("broker_up")]
     measures.failover = _failovers(run)
     measures.cancel = [
         events[-1]["t"] - events[-2]["t"]
@@ -69,18 +80,39 @@ def measure(run: Run) -> Measures:
     return measures
 
 
-def _takeovers(run: Run) -> list[float]:
-    """Jobs whose last claim but one died: only the last dispatch has a time in the job."""
-    deaths = {e["name"]: e["wall"] for e in run.of("exit") if e["status"] != 0}
-    times = []
+def _takeovers(run: Run) -> list[tuple[float, float, int]]:
+    """(time of death, seconds until the next claim, attempts) of jobs whose worker died.
+
+    Only the last dispatch of a job has a time in its hash, so only its last takeover counts.
+    """
+    deaths = {e["name"]: e for e in run.of("exit") if e["status"] != 0}
+    takeovers = []
     for job_id, stored in run.truth.jobs.items():
         claims = [e.claimant for e in entries_of(run, job_id) if e.claimant is not None]
-        died = deaths.get(run.workers.get(claims[-2], "")) if len(claims) > 1 else None
-        if died is not None and "td" in stored:
-            waited = int(stored["td"]) / 1000 - died
-            if waited > 0:
-                times.append(waited)
-    return times
+        death = deaths.get(run.workers.get(claims[-2], "")) if len(claims) > 1 else None
+        seconds = int(stored.get("td", b"0")) / 1000 - death["wall"] if death else 0.0
+        if death and seconds > 0:
+            takeovers.append((death["t"], seconds, int(stored["at"])))
+    return takeovers
+
+
+def _undisturbed(run: Run, takeovers: Sequence[tuple[float, float, int]]) -> list[float]:
+    disturbances = [e["t"] for e in run.of("fault") if not _is_harmless(e)]
+    disturbances += [e["t"] for e in run.of("broker_up")]
+    disturbances += [e["t"] for e in run.of("exit") if e["name"].startswith("scheduler")]
+    quiet = []
+    for died, seconds, attempts in takeovers:
+        # A new leader waits one lease before it takes anything away.
+        since, until = died - 2 * LEASE_SECONDS, died + seconds
+        if attempts < MAX_CRASHES and not any(since < t < until for t in disturbances):
+            quiet.append(seconds)
+    return quiet
+
+
+def _is_harmless(fault: Event) -> bool:
+    return fault["name"] in ("kill_worker", "kill_producer", "pause_producer") or (
+        fault["role"] == "producer" and fault["name"] in LINK_FAULTS
+    )
 
 
 def _failovers(run: Run) -> list[float]:

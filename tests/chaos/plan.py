@@ -73,6 +73,8 @@ WEIGHTS = {
     "oom": 3,
 }
 FAULTS = tuple(WEIGHTS)
+#: Those that befall the connections of one role alone.
+LINK_FAULTS = ("reset", "lose_replies", "lose_requests", "half_open", "delay", "hold")
 
 
 @dataclass(frozen=True, slots=True)

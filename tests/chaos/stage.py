@@ -25,7 +25,9 @@ from chaos.plan import (
     Plan,
 )
 from chaos.process import ProcessSpec
+from tidemill.protocol.keys import ShardKeys
 from tidemill.service.broker import EmbeddedBroker
+from tidemill.service.redis import connect
 from tidemill.service.runtime import CRASH_STATUS, ParentLink
 
 #: Leaves, on a disk that is slow, room for the largest log a run writes.
@@ -103,8 +105,14 @@ class Stage:
             fsync=options.fsync,  # type: ignore[arg-type]
             max_memory_bytes=_MAX_MEMORY_BYTES,
         )
+        self._keep_results()
         self.proxy = Proxy(self.broker.settings.socket_path)
         self.is_calm = False
+
+    def _keep_results(self) -> None:
+        # Their bound follows the server's memory, which a fault of ours makes small for a while.
+        with connect(self.broker.url) as client:
+            client.hset(ShardKeys().settings, "result_bytes", str(_MAX_MEMORY_BYTES))
 
     def open(self) -> None:
         """Start one process per slot."""
