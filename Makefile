@@ -14,7 +14,7 @@ BROKER_TESTS := tests/protocol tests/sdk tests/scheduler tests/worker $(wildcard
 export OMP_WAIT_POLICY ?= passive
 export GOMP_SPINCOUNT  ?= 0
 
-.PHONY: help demo test lint unit kernels redis-check test-brokers wheel-check bench clean
+.PHONY: help demo test lint unit kernels redis-check test-brokers mutation-check wheel-check bench bench-queue clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ test-brokers: $(STAMP) ## All tests that talk to a broker, against SERVER=/path/
 	@test -n "$(SERVER)" || { echo "error: no redis-server on PATH; pass SERVER=/path/to/one"; exit 2; }
 	@TIDEMILL_TEST_SERVER="$(SERVER)" $(BIN)/python -m pytest -n 2 --dist loadgroup $(BROKER_TESTS) $(ARGS)
 
+mutation-check: $(STAMP) ## Plant known bugs in copies of the repository: the tests must find each (minutes)
+	@$(BIN)/python scripts/mutation_check.py $(ARGS)
+
 wheel-check: $(STAMP) ## Build the wheel, install it into an empty venv and run the demo from there
 	@$(BIN)/python scripts/check_wheel.py
 
@@ -60,6 +63,9 @@ chaos: $(STAMP) ## Kill, pause and cut off everything in one run (ARGS="SEED JOB
 
 soak: $(STAMP) ## Chaos, seed after seed, until 200,000 jobs and 2,000 kills (ARGS="--record FILE")
 	@cd tests && ../$(BIN)/python -m chaos.soak $(ARGS)
+
+bench-queue: $(STAMP) ## What each queue function costs beside plain pipelines, by durability level
+	@$(BIN)/python benchmarks/queue_bench.py $(ARGS)
 
 clean: ## Remove the virtual environment and caches
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

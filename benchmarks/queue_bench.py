@@ -66,21 +66,30 @@ def measure_level(options: argparse.Namespace, level: str, console: Console) -> 
     ):
         samples: Samples = {}
         tools: dict[str, list[Sample]] = {}
-        singles = []
+        others: dict[str, list[dict[str, float]]] = {}
         for number in range(options.repeat):
             console.print(f"{level} {number + 1}/{options.repeat}", style="dim")
             run_stages(server, options.jobs, number, samples)
             if not options.no_tool:
                 run_tools(server, options.jobs, tools)
-            singles.append(measure_latency(server, options.singles))
-            singles[-1] |= measure_publishing(server, options.steps)
+            for name, figures in measure_others(server, options).items():
+                others.setdefault(name, []).append(figures)
         return {
             "server": server.version,
             "stages": {name: stage_figures(pairs) for name, pairs in samples.items()},
             "tools": {name: _rates(runs) for name, runs in tools.items()},
-            "memory": measure_memory(server, options.jobs),
-            **{name: statistics.median(run[name] for run in singles) for name in singles[0]},
+            **{name: _medians(runs) for name, runs in others.items()},
         }
+
+
+def measure_others(server: Server, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Measure once what is no rate."""
+    return {
+        "latency": measure_latency(server, options.singles),
+        "memory": measure_memory(server, options.jobs),
+        "streamed": measure_publishing(server, options.steps, stream=True),
+        "quiet": measure_publishing(server, options.steps, stream=False),
+    }
 
 
 def run_stages(server: Server, num_jobs: int, number: int, samples: Samples) -> None:
@@ -133,6 +142,10 @@ def _rates(runs: Sequence[Sample]) -> dict[str, Any]:
     }
 
 
+def _medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
 def _num_jobs(text: str) -> int:
     num = int(text)
     if num < MAX_PER_CALL or num % MAX_PER_CALL:
@@ -154,8 +167,12 @@ def main() -> None:
             "machine": platform.machine(),
         }
         settings = {key: str(value) for key, value in vars(options).items()}
-        figures = {"settings": settings, "conditions": conditions}
-        figures |= {"levels": levels, "targets": targets}
+        figures = {
+            "settings": settings,
+            "conditions": conditions,
+            "levels": levels,
+            "targets": targets,
+        }
         options.json.write_text(json.dumps(figures, indent=2))
 
 

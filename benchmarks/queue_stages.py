@@ -6,7 +6,7 @@ is the price of storing the bytes, the ratio to it the price of the promises.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import redis
 from queue_meter import Command, Sample, Server
@@ -85,7 +85,7 @@ class JobSet:
             for job_id in self.ids
         ]
         plain: list[Command] = [
-            ("XADD", "plain:in", "*", "d", self.request_bytes) for _ in self.ids
+            ("XADD", "plain:in", "*", "j", job_id, "d", self.request_bytes) for job_id in self.ids
         ]
         return self._stage("submit", made, plain, lambda reply: reply.created)
 
@@ -101,12 +101,12 @@ class JobSet:
                 epoch=epoch,
                 lease_ms=LEASE_MS,
             )
-            for job_id, entry_id in read_pointers(client, KEYS.ingress(QUEUE), "j")
+            for job_id, entry_id in read_pointers(client, KEYS.ingress(QUEUE))
         ]
         plain: list[Command] = []
-        for _, entry_id in read_pointers(client, "plain:in", "d"):
+        for job_id, entry_id in read_pointers(client, "plain:in"):
             plain += [("XACK", "plain:in", GROUP, entry_id), ("XDEL", "plain:in", entry_id)]
-            plain.append(("XADD", "plain:w", "MAXLEN", "~", 10_000, "*", "j", self.ids[0]))
+            plain.append(("XADD", "plain:w", "MAXLEN", "~", 10_000, "*", "j", job_id))
         return self._stage("dispatch", made, plain, lambda reply: reply.fence > 0)
 
     def append(self, per_call: int) -> Stage:
@@ -181,11 +181,6 @@ PLAIN_TITLES = {
 }
 
 
-def plain_title(stage: str) -> str:
-    """Say what the plain commands of a stage are."""
-    return PLAIN_TITLES[stage.partition(" ")[0]]
-
-
 def prepare(client: redis.Redis) -> int:
     """Give an empty server a salt, the plain queue's group and a leader; returns its epoch."""
     run(client, calls.salt(KEYS, tenant="default", random=b"\x07" * 16))
@@ -193,13 +188,12 @@ def prepare(client: redis.Redis) -> int:
     return run(client, calls.lead(KEYS, scheduler_id="sch_benchmark", lease_ms=LEASE_MS))
 
 
-def read_pointers(client: redis.Redis, stream: str, field: str) -> list[tuple[str, str]]:
-    """Read a stream as its only consumer: (value of ``field`` or "", entry id) of every entry."""
+def read_pointers(client: redis.Redis, stream: str) -> list[tuple[str, str]]:
+    """Read a stream as its only consumer: (job id, entry id) of every entry."""
     pointers: list[tuple[str, str]] = []
-    while reply := client.xreadgroup(GROUP, CONSUMER, {stream: ">"}, count=1000):
+    while reply := cast(Any, client.xreadgroup(GROUP, CONSUMER, {stream: ">"}, count=1000)):
         for entry_id, fields in reply[0][1]:
-            value = fields[b"j"].decode() if field == "j" else ""
-            pointers.append((value, entry_id.decode()))
+            pointers.append((fields[b"j"].decode(), entry_id.decode()))
     return pointers
 
 
