@@ -102,6 +102,15 @@ def test_a_server_keeps_every_key_and_logs_every_write(tmp_path: Path) -> None:
     assert settings["stream-node-max-bytes"] == "1024"
 
 
+def test_a_full_server_comes_back_full(tmp_path: Path) -> None:
+    with start(tmp_path, max_memory_bytes=64 << 20) as broker, connect(broker.url) as client:
+        client.set("ballast", b"x" * (8 << 20))
+    with start(tmp_path, max_memory_bytes=4 << 20) as broker, connect(broker.url) as client:
+        assert client.strlen("ballast") == 8 << 20
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            client.set("more", b"y")
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -237,6 +237,9 @@ def _check_functions(client: redis.Redis) -> None:
         client.function_load(_PROBE, replace=True)
         client.fcall("tm_probe", 0)
         client.function_delete("tm_probe")
+    except exceptions.OutOfMemoryError:
+        # A server that was filled before it ended comes back full; then its jobs must drain.
+        _log.warning("the server's memory is full: new jobs are refused until others have ended")
     except exceptions.ResponseError as error:
         raise BrokerUnsupported(
             f"the server cannot run functions: {error}",
