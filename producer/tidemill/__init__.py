@@ -8,6 +8,7 @@ from tidemill._version import __version__
 from tidemill.async_client import AsyncProducer
 from tidemill.async_job import AsyncJob
 from tidemill.async_stream import AsyncTokenStream
+from tidemill.batch import BatchStatus, CancelCounts
 from tidemill.client import Producer
 from tidemill.job import Job
 from tidemill.protocol.errors import (
@@ -53,9 +54,11 @@ __all__ = [
     "AsyncProducer",
     "AsyncTokenStream",
     "BatchClosed",
+    "BatchStatus",
     "BrokerError",
     "BrokerUnavailable",
     "BrokerUnsupported",
+    "CancelCounts",
     "ChatMessage",
     "Chunk",
     "ConfigError",

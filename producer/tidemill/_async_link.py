@@ -9,6 +9,7 @@ from tidemill._async_listener import AsyncListener
 from tidemill._cancellation import heeding_cancellation
 from tidemill._endpoint import Endpoint
 from tidemill._patience import LibraryExists, LibraryMissing, Patience, broker_errors
+from tidemill._plan import Plan
 from tidemill._reads import Read
 from tidemill.protocol.errors import BrokerUnavailable, TidemillError
 from tidemill.protocol.functions import LUA_SOURCE, Call, run_async, run_many_async
@@ -43,6 +44,20 @@ class AsyncLink:
     async def read(self, read: Read[R]) -> R:
         """Read once."""
         return read.parse(await self.retry(lambda: self._send(read)))
+
+    async def carry_out(self, plan: Plan[R]) -> R:
+        """Do what ``plan`` asks for, step by step; returns what it came to."""
+        reply: Any = None
+        while True:
+            try:
+                step = plan.send(reply)
+            except StopIteration as stop:
+                result: R = stop.value
+                return result
+            if isinstance(step, Read):
+                reply = await self.read(step)
+            else:
+                reply = await self.call_many(step)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -10,8 +10,8 @@ from tidemill.result import not_found
 
 _END = JobEnd(state=JobState.CANCELLED, finish_reason=FinishReason.CANCELLED)
 
-#: Reply codes of cancel: the job moved to another worker meanwhile, or there is none.
-_MOVED = -2
+#: Reply code of cancel: the job moved to another worker meanwhile.
+MOVED = -2
 _GONE = -1
 
 
@@ -27,4 +27,4 @@ def final_state(job_id: str, reply: tuple[int, str]) -> JobState | None:
     code, detail = reply
     if code == _GONE:
         raise not_found(job_id)
-    return None if code == _MOVED else JobState(detail)
+    return None if code == MOVED else JobState(detail)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from tidemill._endpoint import Endpoint
 from tidemill._patience import LibraryExists, LibraryMissing, Patience, broker_errors
+from tidemill._plan import Plan
 from tidemill._reads import Read
 from tidemill.protocol.errors import BrokerUnavailable, ProtocolError, TidemillError
 from tidemill.protocol.functions import LUA_SOURCE, Call, run, run_many
@@ -45,6 +46,17 @@ class Link:
         """Read many things in one round trip; an error takes the place of what is unreadable."""
         replies = self.retry(lambda: self._send(reads))
         return [_parse(read, reply) for read, reply in zip(reads, replies, strict=True)]
+
+    def carry_out(self, plan: Plan[R]) -> R:
+        """Do what ``plan`` asks for, step by step; returns what it came to."""
+        reply: Any = None
+        while True:
+            try:
+                step = plan.send(reply)
+            except StopIteration as stop:
+                result: R = stop.value
+                return result
+            reply = self.read(step) if isinstance(step, Read) else self.call_many(step)
 
     def close(self) -> None:
         """Close every connection."""

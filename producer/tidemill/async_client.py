@@ -14,9 +14,12 @@ from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
 from tidemill._reads import JobStatus
 from tidemill._receipt import Receipt, check_durability
 from tidemill._request import JobOptions, JobSpec, Prompt, RunOptions, one_key_for_many
+from tidemill._sweep import cancel_batch, cancel_tenant
+from tidemill._terms import check_batch
 from tidemill._window import Window
 from tidemill.async_job import AsyncJob
 from tidemill.async_stream import AsyncTokenStream
+from tidemill.batch import BatchStatus, CancelCounts, batch_status
 from tidemill.protocol.errors import BrokerError, JobNotFound, TidemillError
 from tidemill.protocol.messages import ModelCard, SamplingParams
 from tidemill.protocol.states import JobState
@@ -44,7 +47,7 @@ class AsyncProducer:
     ) -> None:
         replicated = check_durability(durability)
         endpoint = find_endpoint(url, tenant, shard)
-        self._keys = endpoint.keys
+        self._keys, self._tenant = endpoint.keys, endpoint.tenant
         self._links = AsyncLinks(endpoint, timeout)
         self._submitter = AsyncSubmitter(self._links.home, endpoint, replicated=replicated)
         self._jobs = AsyncJobs(self._links, self._submitter)
@@ -184,6 +187,23 @@ class AsyncProducer:
                 with suppress(JobNotFound):
                     await self.cancel(job_id)
             raise
+
+    async def cancel_batch(self, name: str) -> CancelCounts:
+        """End all jobs of a batch now, and let no more into it; their partial output is kept.
+
+        Jobs submitted to it from now on raise ``BatchClosed``.
+        """
+        plan = cancel_batch(self._keys, self._tenant, check_batch(name))
+        return await self._links.home.carry_out(plan)
+
+    async def cancel_tenant(self) -> CancelCounts:
+        """End all jobs now that the tenant has submitted before; their partial output is kept."""
+        return await self._links.home.carry_out(cancel_tenant(self._keys, self._tenant))
+
+    async def batch(self, name: str) -> BatchStatus:
+        """Look at a batch of the tenant once."""
+        read = batch_status(self._keys, self._tenant, check_batch(name))
+        return await self._links.home.read(read)
 
     async def job_status(self, job_id: str) -> JobStatus:
         """Look at a job once; raises ``JobNotFound``."""

@@ -14,7 +14,10 @@ from tidemill._reads import JobStatus
 from tidemill._receipt import Receipt, check_durability
 from tidemill._request import JobOptions, JobSpec, Prompt, RunOptions, one_key_for_many
 from tidemill._submitter import Submitter
+from tidemill._sweep import cancel_batch, cancel_tenant
+from tidemill._terms import check_batch
 from tidemill._window import Window
+from tidemill.batch import BatchStatus, CancelCounts, batch_status
 from tidemill.job import Job
 from tidemill.protocol.errors import BrokerError, JobNotFound, TidemillError
 from tidemill.protocol.messages import ModelCard, SamplingParams
@@ -44,7 +47,7 @@ class Producer:
     ) -> None:
         replicated = check_durability(durability)
         endpoint = find_endpoint(url, tenant, shard)
-        self._keys = endpoint.keys
+        self._keys, self._tenant = endpoint.keys, endpoint.tenant
         self._links = Links(endpoint, timeout)
         self._submitter = Submitter(self._links.home, endpoint, replicated=replicated)
         self._jobs = Jobs(self._links, self._submitter)
@@ -180,6 +183,23 @@ class Producer:
                 with suppress(JobNotFound):
                     self.cancel(job_id)
             raise
+
+    def cancel_batch(self, name: str) -> CancelCounts:
+        """End all jobs of a batch now, and let no more into it; their partial output is kept.
+
+        Jobs submitted to it from now on raise ``BatchClosed``.
+        """
+        plan = cancel_batch(self._keys, self._tenant, check_batch(name))
+        return self._links.home.carry_out(plan)
+
+    def cancel_tenant(self) -> CancelCounts:
+        """End all jobs now that the tenant has submitted before; their partial output is kept."""
+        return self._links.home.carry_out(cancel_tenant(self._keys, self._tenant))
+
+    def batch(self, name: str) -> BatchStatus:
+        """Look at a batch of the tenant once."""
+        read = batch_status(self._keys, self._tenant, check_batch(name))
+        return self._links.home.read(read)
 
     def job_status(self, job_id: str) -> JobStatus:
         """Look at a job once; raises ``JobNotFound``."""

@@ -60,6 +60,7 @@ class Attempt:
     worker_id: str
     request: GenerateRequest
     idempotency_key: str = ""
+    batch: str = ""
     entries: list[tuple[int, int]] = field(default_factory=list)
     text: str = ""
 
@@ -88,7 +89,7 @@ class Attempt:
         )
         call = calls.finish(
             KEYS,
-            JobRef(self.job_id, calls.queue_name(self.request), self.idempotency_key),
+            JobRef(self.job_id, calls.queue_name(self.request), self.idempotency_key, self.batch),
             fence=self.fence,
             worker_id=self.worker_id,
             chunk=chunk,
@@ -185,7 +186,7 @@ class FakeMill:
         return None
 
     def _dispatch(self, queue: str, entry_id: str, job_id: str) -> Attempt | None:
-        request, key = self.client.hmget(KEYS.job(job_id), "req", "ik")
+        request, *names = self.client.hmget(KEYS.job(job_id), "req", "ik", "bid")
         call = calls.dispatch(
             KEYS,
             job_id=job_id,
@@ -200,7 +201,8 @@ class FakeMill:
             return None
         decoded = decode(request, GenerateRequest)
         worker_id = self.worker_id
-        return Attempt(self.client, job_id, fence, worker_id, decoded, key.decode())
+        named = [(name or b"").decode() for name in names]
+        return Attempt(self.client, job_id, fence, worker_id, decoded, *named)
 
 
 def generate(sizes: Sequence[int]) -> Callable[[Attempt], object]:

@@ -10,6 +10,8 @@ from tidemill import (
     AsyncJob,
     AsyncProducer,
     AsyncTokenStream,
+    BatchStatus,
+    CancelCounts,
     Chunk,
     JobEnd,
     JobState,
@@ -54,6 +56,12 @@ class Twin(Protocol):
     def cancel(self, job_id: str) -> JobState: ...
 
     def map(self, items: Any, **options: Any) -> Iterator[Any]: ...
+
+    def cancel_batch(self, name: str) -> CancelCounts: ...
+
+    def cancel_tenant(self) -> CancelCounts: ...
+
+    def batch(self, name: str) -> BatchStatus: ...
 
     def job_status(self, job_id: str) -> JobStatus: ...
 

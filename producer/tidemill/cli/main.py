@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from tidemill._version import __version__
-from tidemill.cli import bulk, demo, doctor, status, submit, up
+from tidemill.cli import bulk, cancel, demo, doctor, status, submit, up
 from tidemill.protocol.errors import TidemillError
 
 app = typer.Typer(
@@ -27,7 +27,7 @@ app.command("up")(up.up)
 app.command("demo")(demo.demo)
 app.command("submit")(submit.submit)
 app.command("follow")(submit.follow)
-app.command("cancel")(submit.cancel)
+app.command("cancel")(cancel.cancel)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bulk.app, name="bulk")

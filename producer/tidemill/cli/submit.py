@@ -1,4 +1,4 @@
-"""``tidemill submit``, ``follow`` and ``cancel``: one job from the terminal."""
+"""``tidemill submit`` and ``follow``: one job from the terminal."""
 
 import sys
 import time
@@ -19,6 +19,8 @@ RedisUrl = Annotated[
         help="Address of the broker. Default: the one that `tidemill up` started here.",
     ),
 ]
+
+Tenant = Annotated[str, typer.Option(help="On whose behalf.")]
 
 Shard = Annotated[
     str | None,
@@ -49,7 +51,7 @@ def submit(
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable.")] = None,
     priority: Annotated[int, typer.Option(help="Lower runs sooner; > 0 is batch work.")] = 0,
-    tenant: Annotated[str, typer.Option(help="On whose behalf.")] = "default",
+    tenant: Tenant = "default",
     idempotency_key: Annotated[
         str | None, typer.Option(help="The same key always gets the same job.")
     ] = None,
@@ -102,15 +104,6 @@ def follow(
     """Print a job's output from the start, or from a position, until it ends."""
     with open_producer(redis_url) as producer:
         _show(producer.job(job_id), after=after, as_json=as_json)
-
-
-def cancel(
-    job_id: Annotated[str, typer.Argument(help="The job's id.")],
-    redis_url: RedisUrl = None,
-) -> None:
-    """End a job now; its partial output is kept."""
-    with open_producer(redis_url) as producer:
-        typer.echo(producer.cancel(job_id).value)
 
 
 def _conversation(system: str | None, text: str) -> list[dict[str, str]]:
