@@ -73,6 +73,8 @@ WEIGHTS = {
     "oom": 3,
 }
 FAULTS = tuple(WEIGHTS)
+#: Faults of scenarios of their own, which need another stage or lose what was accepted.
+WEIGHTS |= {"promote": 1, "cut_log": 1, "fill_disk": 1}
 #: Those that befall the connections of one role alone.
 LINK_FAULTS = ("reset", "lose_replies", "lose_requests", "half_open", "delay", "hold")
 

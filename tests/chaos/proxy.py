@@ -11,6 +11,7 @@ delay          everything takes longer
 hold           requests on present connections arrive only when the time is over, late and perhaps
                after their senders have sent them again elsewhere
 calm           nothing is broken any more but what is half-open
+upstream       new connections go to the socket at ``path``
 """
 
 import asyncio
@@ -29,6 +30,7 @@ _RESET = struct.pack("ii", 1, 0)
 class Weather:
     """What befalls the connections of one role; times are those of the event loop."""
 
+    socket_path: str
     links: "set[Link]" = field(default_factory=set)
     until: dict[str, float] = field(default_factory=dict)
 
@@ -56,12 +58,11 @@ class Weather:
 class Link:
     """One client's connection and its continuation to the broker."""
 
-    def __init__(self, weather: Weather, socket_path: str) -> None:
+    def __init__(self, weather: Weather) -> None:
         self.is_dead = False
         self.held_until = 0.0
         self._loop = asyncio.get_running_loop()
         self._weather = weather
-        self._socket_path = socket_path
         self._ends: dict[str, asyncio.Transport] = {}
         self._early: list[bytes] = []
         self._last = {"requests": 0.0, "replies": 0.0}
@@ -79,7 +80,9 @@ class Link:
 
     async def _connect(self) -> None:
         try:
-            await self._loop.create_unix_connection(lambda: End(self, "replies"), self._socket_path)
+            await self._loop.create_unix_connection(
+                lambda: End(self, "replies"), self._weather.socket_path
+            )
         except OSError:
             self.reset()
 
@@ -159,11 +162,11 @@ class End(asyncio.Protocol):
 async def serve(socket_path: str, roles: list[str]) -> None:
     """Serve until the standard input ends."""
     loop = asyncio.get_running_loop()
-    weathers = {role: Weather() for role in roles}
+    weathers = {role: Weather(socket_path) for role in roles}
     ports = {}
     for role, weather in weathers.items():
         server = await loop.create_server(
-            lambda weather=weather: End(Link(weather, socket_path), "requests"), "127.0.0.1", 0
+            lambda weather=weather: End(Link(weather), "requests"), "127.0.0.1", 0
         )
         ports[role] = server.sockets[0].getsockname()[1]
     print(json.dumps(ports), flush=True)
@@ -171,7 +174,11 @@ async def serve(socket_path: str, roles: list[str]) -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     while line := await commands.readline():
         command: dict[str, Any] = json.loads(line)
-        weathers[command["role"]].change(command["mode"], command["seconds"], loop.time())
+        weather = weathers[command["role"]]
+        if command["mode"] == "upstream":
+            weather.socket_path = command["path"]
+        else:
+            weather.change(command["mode"], command["seconds"], loop.time())
 
 
 if __name__ == "__main__":

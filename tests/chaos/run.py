@@ -18,7 +18,6 @@ from chaos.plan import FAULTS, NUM_PRODUCERS, Plan, make_plan
 from chaos.stage import Stage, StageOptions
 from chaos.truth import dump, is_idle
 from chaos.verdict import Run, Violation
-from tidemill.service.redis import connect
 
 #: How long everything may take to come to rest once nothing breaks any more.
 REST_SECONDS = 90.0
@@ -76,7 +75,7 @@ def _play(stage: Stage, quiet: bool) -> None:
 
 def _await_rest(stage: Stage) -> None:
     deadline = time.monotonic() + REST_SECONDS
-    with connect(stage.broker.url) as client:
+    with stage.brokers.connect() as client:
         while len(stage.finished) < NUM_PRODUCERS or not _is_idle(client):
             stage.supervise()
             if time.monotonic() > deadline:
@@ -94,7 +93,7 @@ def _is_idle(client: redis.Redis) -> bool:
 
 
 def _write_truth(stage: Stage) -> None:
-    with connect(stage.broker.url) as client:
+    with stage.brokers.connect() as client:
         dump(client).save(stage.directory / "truth.msgpack")
 
 

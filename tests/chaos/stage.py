@@ -1,19 +1,18 @@
 """The processes of a run: started, watched and replaced, and the broker they meet in."""
 
 import json
-import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chaos.actors import Child, NurseryClient, Slot, environment, kill
+from chaos.brokers import Brokers
 from chaos.history import Recorder
 from chaos.plan import (
     CRASH_POINTS,
@@ -25,13 +24,7 @@ from chaos.plan import (
     Plan,
 )
 from chaos.process import ProcessSpec
-from tidemill.protocol.keys import ShardKeys
-from tidemill.service.broker import EmbeddedBroker
-from tidemill.service.redis import connect
 from tidemill.service.runtime import CRASH_STATUS, ParentLink
-
-#: Leaves, on a disk that is slow, room for the largest log a run writes.
-_MAX_MEMORY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +34,9 @@ class StageOptions:
     patch: str = ""
     library: str = ""
     fsync: str = "always"
+    #: A replica that can be promoted; a data directory of its own, such as a small disk.
+    has_replica: bool = False
+    data_dir: Path | None = None
 
 
 @dataclass
@@ -70,9 +66,17 @@ class Proxy:
 
     def command(self, role: str, mode: str, seconds: float = 0.0) -> None:
         """Change the weather for one kind of process."""
+        self._send({"role": role, "mode": mode, "seconds": seconds})
+
+    def redirect(self, socket_path: Path) -> None:
+        """Send new connections to another broker, and break the present ones."""
+        for role in ROLES:
+            self._send({"role": role, "mode": "upstream", "path": str(socket_path)})
+            self.command(role, "reset")
+
+    def _send(self, command: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        line = json.dumps({"role": role, "mode": mode, "seconds": seconds})
-        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
         self._process.stdin.flush()
 
     def close(self) -> None:
@@ -98,21 +102,17 @@ class Stage:
         self._rng = random.Random(f"stage-{plan.seed}")
         self._num_starts: Counter[Slot] = Counter()
         self._parent = ParentLink()
-        self._broker_lock = threading.Lock()
         self._nursery = NurseryClient(options.patch, options.library, self._parent.pass_fds)
-        self.broker = EmbeddedBroker.start(
-            directory / "data",
-            fsync=options.fsync,  # type: ignore[arg-type]
-            max_memory_bytes=_MAX_MEMORY_BYTES,
+        self.brokers = Brokers(
+            directory,
+            self.recorder,
+            self.counts,
+            fsync=options.fsync,
+            has_replica=options.has_replica,
+            data_dir=options.data_dir,
         )
-        self._keep_results()
-        self.proxy = Proxy(self.broker.settings.socket_path)
+        self.proxy = Proxy(self.brokers.socket_path)
         self.is_calm = False
-
-    def _keep_results(self) -> None:
-        # Their bound follows the server's memory, which a fault of ours makes small for a while.
-        with connect(self.broker.url) as client:
-            client.hset(ShardKeys().settings, "result_bytes", str(_MAX_MEMORY_BYTES))
 
     def open(self) -> None:
         """Start one process per slot."""
@@ -160,23 +160,10 @@ class Stage:
             if actor.slot[0] == role and actor.process.poll() is None
         ]
 
-    def kill_broker(self, down_seconds: float) -> None:
-        """SIGKILL the broker and start it again on the same data; returns at once."""
-        if self._broker_lock.acquire(blocking=False):
-            self.counts["kill redis"] += 1
-            self.recorder.record("broker_kill", down=down_seconds)
-            os.kill(self.broker.pid, signal.SIGKILL)
-            threading.Thread(target=self._restart_broker, args=(down_seconds,)).start()
-
-    def _restart_broker(self, down_seconds: float) -> None:
-        try:
-            # The time that it is away is the fault itself.
-            time.sleep(down_seconds)
-            begun = time.monotonic()
-            self.broker.restart()
-            self.recorder.record("broker_up", load=round(time.monotonic() - begun, 3))
-        finally:
-            self._broker_lock.release()
+    def promote(self) -> None:
+        """Let the replica take the broker's place for good."""
+        self.brokers.promote()
+        self.proxy.redirect(self.brokers.socket_path)
 
     def calm(self) -> None:
         """End every fault: all processes run, all connections work."""
@@ -185,8 +172,7 @@ class Stage:
             self.proxy.command(role, "calm")
         for actor in list(self.actors.values()):
             self.resume(actor)
-        with self._broker_lock:
-            pass
+        self.brokers.settle()
         self.recorder.record("calm")
 
     def close(self) -> dict[str, int]:
@@ -209,9 +195,8 @@ class Stage:
         self._parent.close()
         self._nursery.close()
         self.proxy.close()
-        self.broker.stop()
+        self.brokers.close()
         self.recorder.close()
-        shutil.rmtree(self.directory / "data", ignore_errors=True)
 
     def _note_end(self, actor: Actor, status: int) -> None:
         self.recorder.record("exit", name=actor.name, status=status, wall=time.time())
