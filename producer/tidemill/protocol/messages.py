@@ -124,7 +124,8 @@ class JobTerms(WireModel):
     ``delay_ms`` counts from the submission, ``not_before_ms`` is a Unix time; the later holds.
     ``deadline_ms`` counts from the submission and bounds everything, retries included.
     ``max_queue_ms`` bounds the wait for the first worker, from when the job may run;
-    ``stall_ms`` the time a running job may take for its next token.  A job that fails in a way
+    ``stall_ms`` the time a running job may take for its next token, from its dispatch on, so that
+    a wait inside the worker counts.  A job that fails in a way
     that may pass is tried again up to ``max_retries`` times.  ``batch`` names a group of the
     tenant's jobs that can be counted and cancelled together.
     """
