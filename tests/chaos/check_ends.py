@@ -15,7 +15,8 @@ def check_ends(run: Run) -> Iterator[Violation]:
         for job_id in job_ids:
             stored = run.truth.jobs.get(job_id)
             if stored is None:
-                yield Violation("I1", number, f"{job_id} was accepted and is lost")
+                if not run.may_be_lost(job_id):
+                    yield Violation("I1", number, f"{job_id} was accepted and is lost")
                 continue
             for what in _end_faults(run, run.by_number[number], job_id, stored):
                 yield Violation("I1", number, what)

@@ -16,9 +16,11 @@ MAX_TRIAL_SECONDS = 150.0
 def check_keys(run: Run) -> Iterator[Violation]:
     """I3: a key names one job, whoever uses it and however often."""
     for number, job_ids in run.accepted.items():
-        if len(job_ids) > 1:
+        if sum(not run.may_be_lost(job_id) for job_id in job_ids) > 1:
             yield Violation("I3", number, f"several jobs: {short(sorted(job_ids))}")
-    for event in run.of("conflict"):
+    # A key that was lost is free again.
+    conflicts = [] if run.losses else run.of("conflict")
+    for event in conflicts:
         if not event["refused"]:
             yield Violation("I3", event["n"], f"another body was accepted: {event['outcome']}")
     spare = len(run.truth.jobs.keys() - run.number_of().keys())
@@ -27,7 +29,7 @@ def check_keys(run: Run) -> Iterator[Violation]:
         for job in run.plan.jobs
         if not run.accepted.get(job.number) and (not job.key or job.rival is not None)
     ]
-    if spare > len(unsure):
+    if spare > len(unsure) and not run.losses:
         yield Violation("I3", None, f"{spare} jobs beside {len(unsure)} unconfirmed submissions")
 
 
@@ -68,6 +70,8 @@ def check_writers(run: Run) -> Iterator[Violation]:
 
 def check_epochs(run: Run) -> Iterator[Violation]:
     """I6 for schedulers, by the broker's own clock: the run command's entry id."""
+    if run.losses:
+        return  # epochs and fences that were lost are given out again
     dispatches = sorted(run.of("dispatch"), key=lambda event: _command_ms(event["command"]))
     newest, since = 0, 0
     for event in dispatches:

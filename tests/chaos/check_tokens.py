@@ -1,6 +1,7 @@
 """I2 and I7: tokens are contiguous, the oracle's, and what is charged."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from chaos.plan import JobPlan
 from chaos.tokenlog import entries_of, state_of, unpack, words_of
@@ -72,19 +73,46 @@ def _sight_faults(
         text += chunk["text"]
     if len({end["state"] for end in sight.ends}) > 1:
         yield f"several ends: {[end['state'] for end in sight.ends]}"
-    if not sight.ends:
-        return
-    state = state_of(run.truth.jobs.get(job_id, {}))
-    if sight.ends[-1]["state"] != state:
-        yield f"told {sight.ends[-1]['state']} {sight.ends[-1]['error']}, the job is {state}"
-    if sight.result is not None:
-        ids, text = list(sight.result["ids"]), sight.result["text"]
-    elif run.by_number[number].follow == "result":
-        return
-    if ids != [token for entry in log for token in entry.ids]:
-        yield f"saw {len(ids)} tokens, which are not those of the log"
-    if text != "".join(entry.text for entry in log):
-        yield "saw another text than that of the log"
+    if run.losses:
+        yield from _prefix_faults(run.by_number[number], ids)
+    elif sight.ends:
+        yield from _end_faults(run, number, job_id)
+        told = Told.of(sight) if sight.result is not None else Told(ids, text)
+        if sight.result is not None or run.by_number[number].follow != "result":
+            yield from told.faults(log)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Everything that one reader got."""
+
+    ids: list[int]
+    text: str
+
+    @classmethod
+    def of(cls, sight: Sight) -> "Told":
+        """A reader of the whole result."""
+        result = sight.result or {}
+        return cls(list(result["ids"]), result["text"])
+
+    def faults(self, log: list[Entry]) -> Iterator[str]:
+        """How it differs from the log."""
+        if self.ids != [token for entry in log for token in entry.ids]:
+            yield f"saw {len(self.ids)} tokens, which are not those of the log"
+        if self.text != "".join(entry.text for entry in log):
+            yield "saw another text than that of the log"
+
+
+def _end_faults(run: Run, number: int, job_id: str) -> Iterator[str]:
+    end, state = run.sights[number].ends[-1], state_of(run.truth.jobs.get(job_id, {}))
+    if end["state"] != state:
+        yield f"told {end['state']} {end['error']}, the job is {state}"
+
+
+def _prefix_faults(job: JobPlan, ids: list[int]) -> Iterator[str]:
+    # What a reader saw may be lost and written again by another worker: the tokens are the same.
+    if ids != generate(job.prompt, job.num_tokens)[: len(ids)]:
+        yield f"saw {len(ids)} tokens, which are not the oracle's"
 
 
 def check_usage(run: Run) -> Iterator[Violation]:

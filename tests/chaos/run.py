@@ -136,11 +136,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--patch", default="", help="module that plants a bug in every process")
     parser.add_argument("--library", default="", help="another function library, a Lua file")
     parser.add_argument("--fsync", default="always", choices=("always", "everysec", "no"))
+    parser.add_argument("--gap", type=float, default=0.6, help="mean seconds between faults")
+    parser.add_argument("--replica", action="store_true", help="with a replica; for promote")
+    parser.add_argument("--data-dir", type=Path, help="the broker's; a small disk for fill_disk")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     given = parser.parse_args(arguments)
     faults = [name for name in given.faults.split(",") if name]
-    plan = make_plan(given.seed, given.jobs, given.seconds, faults)
-    options = StageOptions(patch=given.patch, library=given.library, fsync=given.fsync)
+    plan = make_plan(given.seed, given.jobs, given.seconds, faults, given.gap)
+    options = StageOptions(
+        patch=given.patch,
+        library=given.library,
+        fsync=given.fsync,
+        has_replica=given.replica,
+        data_dir=given.data_dir,
+    )
     directory = given.keep or Path(tempfile.mkdtemp(prefix="tidemill-chaos-"))
     directory.mkdir(parents=True, exist_ok=True)
     report = perform(plan, directory, options, quiet=given.quiet)

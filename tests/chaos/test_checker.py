@@ -238,3 +238,19 @@ def test_a_process_that_ends_by_itself_or_does_not_drain_is_noticed(
 
 def test_the_finished_job_has_the_tokens_that_the_oracle_has() -> None:
     assert unpack(Forgery().truth.jobs[JOB]["res"])["ids"] == TOKENS
+
+
+def lose(since: float, until: float) -> Spoil:
+    """Make the broker lose the cancelled job, and say from when to when it lost what it had."""
+
+    def spoil(forgery: Forgery) -> None:
+        del forgery.truth.jobs[CANCELLED_JOB], forgery.truth.logs[CANCELLED_JOB]
+        forgery.events.append({"e": "loss", "t": until, "since": since, "until": until})
+
+    return spoil
+
+
+def test_a_job_may_be_lost_only_if_it_was_accepted_when_the_broker_was_made_to_lose() -> None:
+    accepted_at = 1.0
+    assert not broken(lose(accepted_at - 0.5, accepted_at + 0.5))
+    assert broken(lose(accepted_at + 0.5, accepted_at + 1.0)) == {"I1"}

@@ -61,11 +61,15 @@ class Run:
     sights: dict[int, Sight] = field(init=False)
     cancels: dict[int, list[Event]] = field(init=False)
     workers: dict[str, str] = field(init=False)
+    #: Times (from, to) whose acknowledged writes the broker was made to lose.
+    losses: list[tuple[float, float]] = field(init=False)
+    accepted_at: dict[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.by_number = {job.number: job for job in self.plan.jobs}
         self.accepted, self.sights = defaultdict(set), defaultdict(Sight)
         self.cancels, self.workers = defaultdict(list), {}
+        self.losses, self.accepted_at = [], {}
         for event in self.events:
             self._take(event)
 
@@ -73,6 +77,9 @@ class Run:
         match event["e"]:
             case "accepted":
                 self.accepted[event["n"]].add(event["job"])
+                self.accepted_at.setdefault(event["job"], event["t"])
+            case "loss":
+                self.losses.append((event["since"], event["until"]))
             case "chunk":
                 self.sights[event["n"]].chunks.append(event)
             case "followed":
@@ -92,6 +99,11 @@ class Run:
     def of(self, event: str) -> list[Event]:
         """The events of one kind in order."""
         return [found for found in self.events if found["e"] == event]
+
+    def may_be_lost(self, job_id: str) -> bool:
+        """Whether a job was accepted when the broker was made to lose what it had accepted."""
+        at = self.accepted_at[job_id]
+        return any(since <= at <= until for since, until in self.losses)
 
     def number_of(self) -> dict[str, int]:
         """Job id -> number of the accepted jobs."""
