@@ -11,13 +11,14 @@ from tidemill.protocol.errors import StaleEpoch
 from tidemill.protocol.functions import run_async
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.runtime import crash_point
+from tidemill_scheduler.presence import Presence
 
 _log = logging.getLogger(__name__)
 
-#: The lease is renewed this many times while it lasts; a standby asks more often, because nobody
-#: tells it that the leader is gone.
+#: The lease is renewed this many times while it lasts; a standby asks more often.
 _RENEWALS = 3
 _STANDBY_TRIES = 10
+_MAX_PAUSE_SECONDS = 0.25
 
 
 class Leadership:
@@ -34,8 +35,11 @@ class Leadership:
 
     async def acquire(self) -> int:
         """Wait, as a standby, until the lease is ours; returns the epoch."""
+        presence = Presence(self._client, self._keys)
+        pause = min(self._lease_seconds / _STANDBY_TRIES, _MAX_PAUSE_SECONDS)
         while not (epoch := await self._lead()):
-            await asyncio.sleep(self._lease_seconds / _STANDBY_TRIES)
+            await presence.check()
+            await asyncio.sleep(pause)
         crash_point("scheduler.after_lead")
         self.epoch = epoch
         _log.info("leading shard %s in epoch %d", self._keys.shard, epoch)

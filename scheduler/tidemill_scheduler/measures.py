@@ -57,6 +57,7 @@ class Meter:
         self._rates = [Rate() for _ in _RATES]
         self._counts: list[int] | None = None
         self._counted_at = 0.0
+        self._is_hidden = False
 
     async def run(self) -> None:
         """Measure for ever."""
@@ -75,20 +76,24 @@ class Meter:
     async def _count(self) -> None:
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.hmget(self._keys.measures, *_COUNTS)
-            pipe.hexists(self._keys.counters, "qb")
-            values, is_busy = await pipe.execute()
+            pipe.hget(self._keys.counters, "qb")
+            values, unfinished_bytes = await pipe.execute()
         now, counts = time.monotonic(), [int(_number(value)) for value in values]
         # An idle system shows nothing of how fast it could be.
-        if self._counts is not None and is_busy:
+        if self._counts is not None and unfinished_bytes:
             for rate, count, before in zip(self._rates, counts, self._counts, strict=True):
                 rate.update(max(0, count - before), now - self._counted_at)
         self._counts, self._counted_at = counts, now
 
     async def _durability(self) -> Durability:
+        if self._is_hidden:
+            return "unknown"
         try:
             settings = await self._client.config_get("append*")
-        except exceptions.ResponseError:
-            return "unknown"  # managed servers forbid CONFIG, and so do our own users' rights
+        except exceptions.ResponseError as error:
+            _log.info("the broker does not tell how durable it is: %s", error)
+            self._is_hidden = True  # managed servers forbid CONFIG; each try would be logged there
+            return "unknown"
         return durability_of({str(name): str(value) for name, value in settings.items()})
 
     async def _tell(self, run_id: str, durability: Durability) -> None:

@@ -12,6 +12,9 @@ DISPATCHED = Counter("tidemill_scheduler_dispatched_total", "Jobs given to a wor
 NOT_QUEUED = Counter(
     "tidemill_scheduler_not_queued_total", "Dispatches of jobs that were not queued any more"
 )
+FORGOTTEN = Counter(
+    "tidemill_scheduler_forgotten_total", "Waiting jobs that were found cancelled or lost"
+)
 REAPED = Counter("tidemill_scheduler_reaped_total", "Jobs whose lease ran out", ["outcome"])
 PROMOTED = Counter("tidemill_scheduler_promoted_total", "Delayed jobs whose time to run has come")
 EXPIRED = Counter(

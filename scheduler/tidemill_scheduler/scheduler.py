@@ -47,6 +47,15 @@ class Scheduler:
         return len(self._jobs)
 
     @property
+    def waiting_ids(self) -> list[str]:
+        """The jobs read and not dispatched, as they are now."""
+        return list(self._jobs)
+
+    def waiting_job(self, job_id: str) -> WaitingJob | None:
+        """Return a job if it waits here."""
+        return self._jobs.get(job_id)
+
+    @property
     def worker_ids(self) -> frozenset[str]:
         """The registered workers."""
         return frozenset(self._workers)

@@ -8,6 +8,7 @@ import redis.asyncio
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.redis import translate
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
+from tidemill_scheduler.audit import Audit
 from tidemill_scheduler.config import SchedulerConfig
 from tidemill_scheduler.dispatcher import Dispatcher
 from tidemill_scheduler.front_door import FrontDoor
@@ -63,10 +64,11 @@ class Term:
             self._place,
             unknown_model_seconds=config.unknown_model_seconds,
         )
+        ingress = Ingress(client, keys, leadership.epoch)
         self._intake = Intake(
             client,
             keys,
-            Ingress(client, keys, leadership.epoch),
+            ingress,
             self._scheduler,
             self._pool,
             arrived=self._dispatcher.wake,
@@ -78,6 +80,7 @@ class Term:
         self._front_door = FrontDoor(client, keys, leadership.epoch, submitter)
         self._reaper = Reaper(client, keys, grace, config.lease_seconds)
         self._job_life = JobLife(client, keys, self._scheduler.forget)
+        self._audit = Audit(client, keys, self._scheduler, ingress)
         self._retention = Retention(client, keys)
         self._meter = Meter(client, keys, health)
         self._libraries = Libraries(client, keys)
@@ -99,6 +102,7 @@ class Term:
             self._dispatcher.run(),
             self._reaper.run(),
             self._job_life.run(),
+            self._audit.run(),
             self._retention.run(),
             self._meter.run(),
             self._libraries.run(),

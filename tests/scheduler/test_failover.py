@@ -15,6 +15,7 @@ from support.scheduler_process import (
     StartScheduler,
     spawn_scheduler,
     wait_for_leader,
+    wait_for_standby,
 )
 from support.shard import KEYS, QUEUE, expire_lease, submit
 from support.valkey import start_fast_server
@@ -54,6 +55,31 @@ def test_a_standby_takes_over_what_a_killed_leader_had_read(
 
     assert gather(worker, 20) == sorted(ids)
     assert {claim.fence for claim in worker.claims} == {1}
+
+
+def test_a_standby_does_not_wait_for_the_lease_of_a_killed_leader(
+    redis_client: redis.Redis, start_scheduler: StartScheduler
+) -> None:
+    worker = PuppetWorker(redis_client)
+    # Longer than this test waits for anything.
+    options = ("--leader-lease-seconds", "300")
+    first = start_scheduler(options=options)
+    wait_for_leader(redis_client)
+    start_scheduler(options=options)
+    wait_until(lambda: num_listening(redis_client) == 1, LIVENESS_SECONDS)
+    wait_for_standby(redis_client)
+
+    first.kill()
+    killed_at = time.monotonic()
+    job_id = submit(redis_client)
+    assert gather(worker, 1) == [job_id]
+
+    print(f"dispatched {time.monotonic() - killed_at:.2f} s after the leader was killed")
+    assert redis_client.get(KEYS.epoch) == b"2"
+
+
+def num_listening(client: redis.Redis) -> int:
+    return int(client.execute_command("PUBSUB", "SHARDNUMSUB", KEYS.bell)[1])
 
 
 def test_a_leader_that_was_paused_steps_down(

@@ -75,6 +75,18 @@ def spawn_scheduler(
     return SchedulerProcess(process, log_path)
 
 
+def wait_for_standby(client: redis.Redis) -> None:
+    """Wait until a standby has looked for the leader a few times from now on."""
+    client.config_resetstat()
+
+    def num_looks() -> int:
+        # Nobody but a standby asks who listens.
+        stats = client.info("commandstats")
+        return int(stats.get("cmdstat_pubsub|shardnumsub", {}).get("calls", 0))
+
+    wait_until(lambda: num_looks() > 2, 20, "no scheduler stands by")
+
+
 def wait_for_leader(client: redis.Redis, *, above_epoch: int = 0, shard: str = "00") -> int:
     """Wait until some daemon leads in a later epoch; returns that epoch."""
     keys = ShardKeys(shard)
