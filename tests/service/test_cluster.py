@@ -1,11 +1,13 @@
 """A cluster of three masters: shards live on different nodes, and may move."""
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.acl_server import ROLES, acl_lines
 from support.fake_engine import generate
 from support.nodes import Cluster, cluster, node, served, slot_of
 from support.processes import sandbox
@@ -99,7 +101,7 @@ def test_a_stream_survives_that_its_shard_moves_to_another_node(nodes: Cluster) 
         job, stream = _begin(producer)
         nodes.move("00", target)
         assert nodes.owner("00") == target
-        _check_end(nodes, job, stream)
+        _check_end(nodes, producer, job, stream)
         with target.client() as client:
             bell = ShardKeys().bell
             wait_until(lambda: client.pubsub_shardchannels(bell), 20, "the scheduler listens there")
@@ -114,7 +116,7 @@ def test_a_stream_survives_the_death_of_the_node_that_holds_it(nodes: Cluster) -
             assert client.wait(1, 5000) == 1, "what was accepted is replicated"
         master.kill()
         nodes.nodes.remove(master)
-        _check_end(nodes, job, stream)
+        _check_end(nodes, producer, job, stream)
     assert nodes.owner("00") == nodes.spare
 
 
@@ -137,14 +139,14 @@ def _begin(producer: Producer) -> tuple[Job, _Stream]:
     return job, stream
 
 
-def _check_end(nodes: Cluster, job: Job, stream: _Stream) -> None:
+def _check_end(nodes: Cluster, producer: Producer, job: Job, stream: _Stream) -> None:
     expected = generate([1, 2], NUM_TOKENS)
     assert list(job.result(timeout=60).token_ids) == expected
     stream.join(20)
     assert stream.ids == expected
     with connect(nodes.url) as client:
         assert read_log(client, job.id).terminals == ["done"]
-    assert len(job.producer.submit([1], **OPTIONS).result(timeout=30).token_ids) == NUM_TOKENS  # type: ignore[arg-type]
+    assert len(producer.submit([1], **OPTIONS).result(timeout=30).token_ids) == NUM_TOKENS  # type: ignore[arg-type]
 
 
 async def test_an_asynchronous_reader_hears_that_its_channel_has_moved(nodes: Cluster) -> None:
@@ -178,6 +180,22 @@ def test_a_synchronous_reader_hears_that_its_channel_has_moved(nodes: Cluster) -
         assert listener.get(5) == LOST
         assert {listener.get(5), listener.get(5)} == {Notice(channel) for channel in channels}
     nodes.move("03", source)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_role_may_ask_where_its_shard_is(nodes: Cluster, role: str) -> None:
+    # A selector, in parentheses, is one word to the server.
+    rules = re.findall(r"\([^)]*\)|\S+", acl_lines()[role])[2:]
+    members = (*nodes.nodes, nodes.spare)
+    for member in members:
+        member.ask("ACL", "SETUSER", role, *rules, ">pw")
+    url = nodes.url.replace("://", f"://{role}:pw@")
+    for shard in ("00", "01", "02"):
+        with connect(url, shard=shard) as client:
+            locator = client.connection_pool.connection_kwargs["locator"]
+            assert locator.find().port == nodes.owner(shard).port
+    for member in members:
+        member.ask("ACL", "DELUSER", role)
 
 
 def test_the_commands_find_a_shard_of_a_cluster(nodes: Cluster, tmp_path: Path) -> None:

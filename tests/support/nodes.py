@@ -220,8 +220,10 @@ def _spawn_worker(
             command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
         ) as process,
     ):
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _config(asked: Node, name: str) -> int:
