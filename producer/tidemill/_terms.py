@@ -63,7 +63,7 @@ def take_terms(options: dict[str, Any]) -> JobTerms:
         )
     except ValidationError as error:
         # Each for itself is right, so it is the deadline that comes before the job may run.
-        told = invalid_request(error).message.removeprefix("request: ")
+        told = invalid_request(error).message.removeprefix("request: deadline ")
         raise InvalidRequest(f"deadline: {told}", field="deadline") from error
 
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidemill._reads import Read, now_ms, unexpired
+from tidemill._receipt import UNKNOWN
 from tidemill.protocol.codec import decode
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import ModelCard, WorkerInfo, WorkerStatus
+from tidemill.tenant_limits import TenantLimits, limits_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,26 @@ class Status:
     """What ``Producer.status()`` returns; read in two round trips, so not quite one instant.
 
     ``num_queued`` counts jobs that no worker has, wherever they wait; the queues hold those that
-    the scheduler has not dispatched.  ``scheduler_id`` is None while nobody leads.
+    the scheduler has not dispatched, and ``num_delayed`` of them wait for their time.
+    ``num_overdue`` jobs have passed a time limit and are about to expire; ``num_at_front_door``
+    entries are not jobs yet.  ``durability`` is the level of jobs accepted now, and like
+    ``jobs_per_second`` and ``max_bytes`` (0: no bound on ``queued_bytes``) what the leader has
+    measured.  ``limits`` are the tenants' settings and queues.  ``scheduler_id`` is None while
+    nobody leads.
     """
 
     num_queued: int
     num_running: int
+    num_delayed: int
+    num_overdue: int
     num_dead_letters: int
+    num_at_front_door: int
+    queued_bytes: int
+    max_bytes: int
+    result_bytes: int
+    durability: str
+    jobs_per_second: float
+    limits: tuple[TenantLimits, ...]
     queued_by_tenant: dict[str, int]
     running_by_tenant: dict[str, int]
     queues: tuple[QueueStatus, ...]
@@ -51,8 +67,13 @@ class Status:
 class Overview:
     """The first round trip: counts, and the names of what to look at next."""
 
+    now_ms: int
     counters: dict[str, int]
+    limits: tuple[TenantLimits, ...]
+    measures: dict[bytes, bytes]
+    num_delayed: int
     num_dead_letters: int
+    num_at_front_door: int
     queue_names: tuple[str, ...]
     worker_ids: tuple[str, ...]
     model_names: tuple[str, ...]
@@ -72,6 +93,10 @@ def overview(keys: ShardKeys) -> Read[Overview]:
             ("ZRANGE", keys.models, 0, -1, "WITHSCORES"),
             ("GET", keys.leader),
             ("GET", keys.epoch),
+            ("HGETALL", keys.settings),
+            ("HGETALL", keys.measures),
+            ("ZCARD", keys.delayed),
+            ("XLEN", keys.front_door),
         ),
         _overview,
     )
@@ -85,13 +110,22 @@ def details(keys: ShardKeys, seen: Overview) -> Read[Status]:
         ("XREVRANGE", keys.status(worker_id), "+", "-", "COUNT", 1) for worker_id in seen.worker_ids
     ]
     cards = [("HGET", keys.model(name), "card") for name in seen.model_names]
-    return Read((*queues, *infos, *reports, *cards), lambda replies: _status(seen, replies))
+    overdue = ("ZCOUNT", keys.due, "-inf", seen.now_ms)
+    return Read(
+        (overdue, *queues, *infos, *reports, *cards), lambda replies: _status(seen, replies)
+    )
 
 
 def _overview(replies: list[Any]) -> Overview:
-    time, counters, num_dead, queues, workers, models, leader, epoch = replies
+    time, counters, num_dead, queues, workers, models, leader, epoch, *more = replies
+    settings, measures, num_delayed, num_at_front_door = more
     now = now_ms(time)
     return Overview(
+        now_ms=now,
+        limits=tuple(limits_of(settings, counters)),
+        measures=measures,
+        num_delayed=int(num_delayed),
+        num_at_front_door=int(num_at_front_door),
         counters={name.decode(): int(count) for name, count in counters.items()},
         num_dead_letters=int(num_dead),
         queue_names=tuple(sorted(name.decode() for name in queues)),
@@ -104,6 +138,7 @@ def _overview(replies: list[Any]) -> Overview:
 
 def _status(seen: Overview, replies: list[Any]) -> Status:
     rest = iter(replies)
+    num_overdue = int(next(rest))
     queues = [_queue(name, next(rest)) for name in seen.queue_names]
     infos = [next(rest) for _ in seen.worker_ids]
     reports = [next(rest) for _ in seen.worker_ids]
@@ -112,7 +147,16 @@ def _status(seen: Overview, replies: list[Any]) -> Status:
     return Status(
         num_queued=sum(queued.values()),
         num_running=sum(running.values()),
+        num_delayed=seen.num_delayed,
+        num_overdue=num_overdue,
         num_dead_letters=seen.num_dead_letters,
+        num_at_front_door=seen.num_at_front_door,
+        queued_bytes=seen.counters.get("qb", 0),
+        max_bytes=int(seen.measures.get(b"mb") or 0),
+        result_bytes=seen.counters.get("rb", 0),
+        durability=seen.measures.get(b"lv", b"").decode() or UNKNOWN,
+        jobs_per_second=float(seen.measures.get(b"rj") or 0.0),
+        limits=seen.limits,
         queued_by_tenant=queued,
         running_by_tenant=running,
         queues=tuple(queues),

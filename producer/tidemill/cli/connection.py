@@ -1,11 +1,14 @@
 """Reaching the broker from the command line: a mistake is told at once, not after retries."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
-from tidemill._endpoint import find_endpoint
+from tidemill._endpoint import Endpoint, find_endpoint
+from tidemill._link import Link
+from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
 from tidemill.client import Producer
 from tidemill.protocol.errors import BrokerUnavailable
+from tidemill.protocol.keys import ShardKeys
 from tidemill.service.broker_url import redact
 from tidemill.service.redis import check_server, connect, is_refused
 
@@ -21,6 +24,22 @@ def open_producer(
     Raises ``BrokerUnavailable`` or ``BrokerUnsupported`` otherwise.  Later absences are waited out.
     """
     endpoint = find_endpoint(redis_url, tenant, shard)
+    _meet(endpoint)
+    with Producer(endpoint.url, tenant=tenant, shard=endpoint.keys.shard) as producer:
+        yield producer
+
+
+@contextmanager
+def open_link(redis_url: str | None, shard: str | None) -> Iterator[tuple[Link, ShardKeys]]:
+    """A connection for what operators do on one shard, and its keys; raises the same errors."""
+    endpoint = find_endpoint(redis_url, "default", shard)
+    _meet(endpoint)
+    link = Link(endpoint.url, endpoint.keys.shard, DEFAULT_TIMEOUT_SECONDS)
+    with closing(link):
+        yield link, endpoint.keys
+
+
+def _meet(endpoint: Endpoint) -> None:
     url, shard = endpoint.url, endpoint.keys.shard
     with connect(url, shard=shard, timeout_seconds=_FIRST_CONTACT_SECONDS, retries=1) as client:
         try:
@@ -32,5 +51,3 @@ def open_producer(
                 f"there is no broker at {redact(url)}: {error.__cause__ or error}",
                 fix="Start one with `tidemill up`, or set TIDEMILL_REDIS_URL to a running server.",
             ) from error
-    with Producer(url, tenant=tenant, shard=shard) as producer:
-        yield producer

@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 
 from tidemill._version import __version__
-from tidemill.cli import bulk, cancel, demo, doctor, status, submit, up
-from tidemill.protocol.errors import TidemillError
+from tidemill.cli import bulk, cancel, demo, dlq, doctor, status, submit, tenant, up
+from tidemill.protocol.errors import Overloaded, TidemillError
 
 app = typer.Typer(
     name="tidemill",
@@ -31,6 +31,8 @@ app.command("cancel")(cancel.cancel)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bulk.app, name="bulk")
+app.add_typer(dlq.app, name="dlq")
+app.add_typer(tenant.app, name="tenant")
 
 
 def _print_version(wanted: bool) -> None:
@@ -58,10 +60,16 @@ def main() -> None:
     except TidemillError as error:
         # soft_wrap: one line stays one line, whatever the terminal's width.
         console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-        console.print(f"error: {error.one_line()}", style="red")
+        console.print(f"error: {error.one_line()}{_when_again(error)}", style="red")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _when_again(error: TidemillError) -> str:
+    if not isinstance(error, Overloaded):
+        return ""
+    return f". Try again in {error.retry_after_seconds:.1f} s."
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from rich.table import Table
 from tidemill.cli.connection import open_producer
 from tidemill.cli.submit import RedisUrl, Shard
 from tidemill.status import Status, WorkerSnapshot
+from tidemill.tenant_limits import EVERYONE, Setting, TenantLimits
 
 
 def status(
@@ -35,22 +36,53 @@ def render(snapshot: Status) -> RenderableType:
 
 
 def _totals(snapshot: Status) -> Table:
-    table = Table(title="Jobs", title_justify="left")
-    for name in ("tenant", "queued", "running"):
-        table.add_column(name, justify="left" if name == "tenant" else "right")
-    tenants = sorted({*snapshot.queued_by_tenant, *snapshot.running_by_tenant})
-    for tenant in tenants:
-        queued = snapshot.queued_by_tenant.get(tenant, 0)
+    table = Table(title="Jobs", title_justify="left", caption=_caption(snapshot))
+    table.add_column("tenant")
+    for name in ("running", "queued", "tokens", "requests/min", "tokens/min"):
+        table.add_column(name, justify="right")
+    limits = {tenant.tenant: tenant for tenant in snapshot.limits}
+    common = limits.pop(EVERYONE, TenantLimits(EVERYONE, {}))
+    for tenant in sorted(limits.keys() | snapshot.running_by_tenant.keys()):
         running = snapshot.running_by_tenant.get(tenant, 0)
-        table.add_row(tenant, str(queued), str(running))
+        used = _used(limits.get(tenant, TenantLimits(tenant, {})), common)
+        table.add_row(tenant, str(running), *used)
     table.add_section()
-    table.add_row("all", str(snapshot.num_queued), str(snapshot.num_running))
-    leader = snapshot.scheduler_id or "[red]none: nothing is dispatched[/]"
-    table.caption = (
-        f"scheduler {leader}, epoch {snapshot.scheduler_epoch};"
-        f" dead letters: {snapshot.num_dead_letters}"
-    )
+    table.add_row("all", str(snapshot.num_running), str(snapshot.num_queued))
     return table
+
+
+def _used(tenant: TenantLimits, common: TenantLimits) -> tuple[str, ...]:
+    """What a tenant has waiting of what it may have, and how fast it may submit."""
+
+    def limit(name: Setting) -> int | None:
+        return tenant.settings.get(name, common.settings.get(name))
+
+    def of(used: int, name: Setting) -> str:
+        return f"{used:,}" if limit(name) is None else f"{used:,} of {limit(name):,}"
+
+    def rate(name: Setting) -> str:
+        return "-" if limit(name) is None else f"{limit(name):,}"
+
+    return (
+        of(tenant.queued_jobs, Setting.MAX_JOBS),
+        of(tenant.queued_tokens, Setting.MAX_TOKENS),
+        rate(Setting.REQUESTS_PER_MINUTE),
+        rate(Setting.TOKENS_PER_MINUTE),
+    )
+
+
+def _caption(snapshot: Status) -> str:
+    leader = snapshot.scheduler_id or "[red]none: nothing is dispatched[/]"
+    bound = f" of {snapshot.max_bytes / 1e6:,.0f}" if snapshot.max_bytes else ""
+    return (
+        f"delayed: {snapshot.num_delayed}; overdue: {snapshot.num_overdue};"
+        f" dead letters: {snapshot.num_dead_letters}; at the front door:"
+        f" {snapshot.num_at_front_door}; {snapshot.jobs_per_second:.1f} jobs/s end\n"
+        f"durability of new jobs: {snapshot.durability}; requests take"
+        f" {snapshot.queued_bytes / 1e6:,.1f}{bound} MB, results"
+        f" {snapshot.result_bytes / 1e6:,.1f} MB\n"
+        f"scheduler {leader}, epoch {snapshot.scheduler_epoch}"
+    )
 
 
 def _workers(snapshot: Status) -> Table:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -55,6 +56,29 @@ def submit(
     idempotency_key: Annotated[
         str | None, typer.Option(help="The same key always gets the same job.")
     ] = None,
+    delay: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Do not run it before.")
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Do not run it before; like 2030-01-31T08:00+01:00."),
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="It expires if it has not ended then.")
+    ] = None,
+    max_queue: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="It expires if no worker has it then.")
+    ] = None,
+    stall_timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="It expires if no token comes for so long."),
+    ] = None,
+    max_retries: Annotated[
+        int | None, typer.Option(help="Tries after errors that may pass. Default: 3.")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Group of jobs; see `tidemill cancel`.")
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Print the job's id and leave; see `tidemill follow`.")
     ] = False,
@@ -82,6 +106,13 @@ def submit(
             min_p=min_p,
             stop=stop or (),
             seed=seed,
+            delay=delay,
+            at=_time(at),
+            deadline=deadline,
+            max_queue=max_queue,
+            stall_timeout=stall_timeout,
+            max_retries=max_retries,
+            batch=batch,
         )
         if detach:
             typer.echo(job.id)
@@ -111,6 +142,19 @@ def _conversation(system: str | None, text: str) -> list[dict[str, str]]:
         raise ConfigError("prompt: it is empty", fix="Give some text.")
     first = [{"role": "system", "content": system}] if system else []
     return [*first, {"role": "user", "content": text}]
+
+
+def _time(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        given = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"at: {text[:40]!r} is not a time", fix="Write it like 2030-01-31T08:00."
+        ) from error
+    # Without a time zone it is the clock on the wall here.
+    return given.astimezone()
 
 
 def _read_stdin() -> str:

@@ -1,0 +1,148 @@
+"""``tidemill tenant``: what each tenant may have in the queue, and how fast it may submit."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tidemill.cli.connection import open_link
+from tidemill.cli.submit import RedisUrl, Shard
+from tidemill.protocol.errors import ConfigError
+from tidemill.tenant_limits import (
+    EVERYONE,
+    OF_SHARD,
+    LimitSettings,
+    Setting,
+    TenantLimits,
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Limits of tenants. They hold at once, for jobs submitted from then on.
+
+`*` stands for every tenant without a limit of its own. A tenant at a limit gets `QueueFull` or
+`RateLimited` with the time after which to try again; its jobs that wait or run are not touched.
+""",
+)
+
+Tenant = Annotated[str, typer.Argument(help="The tenant, or '*' for all without their own.")]
+
+_TITLES = {
+    Setting.MAX_JOBS: "max jobs",
+    Setting.MAX_TOKENS: "max tokens",
+    Setting.REQUESTS_PER_MINUTE: "requests/min",
+    Setting.TOKENS_PER_MINUTE: "tokens/min",
+    Setting.BACK_DOOR: "back door",
+    Setting.MAX_BYTES: "max bytes",
+    Setting.MAX_RESULT_BYTES: "max result bytes",
+}
+
+
+@app.command("list")
+def list_tenants(
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    shard: Shard = None,
+    redis_url: RedisUrl = None,
+) -> None:
+    """Show the limits of all tenants that have any, and what waits in their queues."""
+    with open_link(redis_url, shard) as (link, keys):
+        tenants = LimitSettings(link, keys).read()
+    if as_json:
+        typer.echo(json.dumps([_plain(tenant) for tenant in tenants]))
+    else:
+        Console().print(render(tenants))
+
+
+@app.command("set")
+def set_limits(
+    tenant: Tenant,
+    max_jobs: Annotated[
+        int | None, typer.Option(min=0, help="Waiting jobs; 0 lets no job in.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Prompt and longest output of all waiting jobs.")
+    ] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="Jobs submitted.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(min=0, help="Prompt and longest output of the jobs submitted.")
+    ] = None,
+    back_door: Annotated[
+        int | None,
+        typer.Option(min=0, help="Ended jobs kept on the tenant's back-door stream; 0: none."),
+    ] = None,
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, help="'*' only: requests of the shard's unfinished jobs."),
+    ] = None,
+    max_result_bytes: Annotated[
+        int | None, typer.Option(min=1, help="'*' only: what the shard's ended jobs keep.")
+    ] = None,
+    shard: Shard = None,
+    redis_url: RedisUrl = None,
+) -> None:
+    """Set limits of one tenant; those not named stay as they are."""
+    given = {
+        Setting.MAX_JOBS: max_jobs,
+        Setting.MAX_TOKENS: max_tokens,
+        Setting.REQUESTS_PER_MINUTE: requests_per_minute,
+        Setting.TOKENS_PER_MINUTE: tokens_per_minute,
+        Setting.BACK_DOOR: back_door,
+        Setting.MAX_BYTES: max_bytes,
+        Setting.MAX_RESULT_BYTES: max_result_bytes,
+    }
+    values = {name: value for name, value in given.items() if value is not None}
+    if not values:
+        raise ConfigError("no limit is named", fix="See `tidemill tenant set --help`.")
+    with open_link(redis_url, shard) as (link, keys):
+        LimitSettings(link, keys).set(tenant, values)
+
+
+@app.command("unset")
+def unset(
+    tenant: Tenant,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[LIMIT]...", help="Such as max-jobs. Default: all of them."),
+    ] = None,
+    shard: Shard = None,
+    redis_url: RedisUrl = None,
+) -> None:
+    """Take limits away, so that those of `*` hold again."""
+    chosen = [_setting(name) for name in names or ()] or list(Setting)
+    if tenant != EVERYONE and not names:
+        chosen = [name for name in chosen if name not in OF_SHARD]
+    with open_link(redis_url, shard) as (link, keys):
+        typer.echo(f"{LimitSettings(link, keys).unset(tenant, chosen)} taken away")
+
+
+def render(tenants: list[TenantLimits]) -> Table:
+    """Return limits and use as a table."""
+    table = Table(title="Tenants", title_justify="left", caption="'*': all without their own")
+    table.add_column("tenant")
+    for title in ("queued jobs", "queued tokens", *_TITLES.values()):
+        table.add_column(title, justify="right")
+    for tenant in tenants:
+        limits = (tenant.settings.get(name) for name in _TITLES)
+        used = (f"{tenant.queued_jobs:,}", f"{tenant.queued_tokens:,}")
+        cells = ("-" if limit is None else f"{limit:,}" for limit in limits)
+        table.add_row(tenant.tenant, *used, *cells)
+    return table
+
+
+def _plain(tenant: TenantLimits) -> dict[str, object]:
+    return {
+        "tenant": tenant.tenant,
+        "queued_jobs": tenant.queued_jobs,
+        "queued_tokens": tenant.queued_tokens,
+        **{name.name.lower(): tenant.settings.get(name) for name in Setting},
+    }
+
+
+def _setting(name: str) -> Setting:
+    try:
+        return Setting[name.replace("-", "_").upper()]
+    except KeyError as error:
+        known = ", ".join(setting.name.lower().replace("_", "-") for setting in Setting)
+        raise ConfigError(f"{name!r} is not a limit", fix=f"There are: {known}.") from error

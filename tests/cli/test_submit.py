@@ -1,0 +1,120 @@
+"""``tidemill submit`` with terms, and ``tidemill status``."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+import pytest
+import redis
+from click.testing import Result as Outcome
+
+from support.fake_mill import KEYS, FakeMill
+from tidemill import ConfigError, InvalidRequest, Producer
+from tidemill.cli.main import main
+from tidemill.protocol import calls
+from tidemill.protocol.calls import Measures
+from tidemill.protocol.functions import run
+
+Tidemill = Callable[..., Outcome]
+
+
+def test_terms_are_options(
+    tidemill: Tidemill, producer: Producer, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    options = ["--delay", "60", "--deadline", "90.5", "--max-queue", "7", "--stall-timeout", "3"]
+    more = ["--max-retries", "1", "--batch", "b", "--detach"]
+    outcome = tidemill("submit", "a", *options, *more)
+    assert outcome.exit_code == 0, outcome.output
+    fields = redis_client.hgetall(KEYS.job(outcome.stdout.strip()))
+    submitted = int(fields[b"ts"])
+    assert fields[b"st"] == b"delayed"
+    assert int(fields[b"dl"]) - submitted == 90_500
+    assert int(fields[b"qdl"]) - submitted == 67_000
+    assert (fields[b"sm"], fields[b"mx"], fields[b"bid"]) == (b"3000", b"1", b"b")
+
+
+@pytest.mark.parametrize("text", ["2100-01-31T08:00+01:00", "2100-01-31T08:00"])
+def test_a_time_without_a_zone_is_local(
+    tidemill: Tidemill,
+    producer: Producer,
+    mill: FakeMill,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+) -> None:
+    monkeypatch.setitem(os.environ, "TZ", "Etc/GMT-1")
+    time.tzset()
+    outcome = tidemill("submit", "a", "--at", text, "--detach")
+    monkeypatch.undo()
+    time.tzset()
+    assert outcome.exit_code == 0, outcome.output
+    expected = datetime.fromisoformat("2100-01-31T08:00+01:00").timestamp()
+    assert producer.job_status(outcome.stdout.strip()).ready_ms == expected * 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "says"),
+    [
+        (["--at", "tomorrow"], ConfigError, "'tomorrow' is not a time"),
+        (["--delay", "-1"], InvalidRequest, "delay: -1 s"),
+        (["--delay", "9", "--deadline", "9"], InvalidRequest, "deadline: 9000 ms is not after the delay"),
+        (["--batch", "a b"], InvalidRequest, "batch: 'a b'"),
+    ],
+)
+def test_bad_terms_are_told(
+    tidemill: Tidemill, mill: FakeMill, options: list[str], kind: type, says: str
+) -> None:
+    outcome = tidemill("submit", "a", *options)
+    assert isinstance(outcome.exception, kind)
+    assert says in str(outcome.exception)
+
+
+def test_a_full_queue_says_when_to_try_again(
+    mill: FakeMill,
+    redis_client: redis.Redis,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    redis_client.hset(KEYS.settings, "jobs:*", 0)
+    monkeypatch.setattr("sys.argv", ["tidemill", "submit", "a", "--redis-url", redis_url])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["error: the tenant already has 0 queued jobs. Try again in 1.0 s."]
+
+
+def test_the_status_shows_what_waits_for_what(
+    tidemill: Tidemill, producer: Producer, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    overdue = producer.submit([1], deadline=0.001, max_tokens=9)
+    producer.submit([1], delay=60, max_tokens=9)
+    redis_client.xadd(KEYS.dead_letters, {"j": "x"})
+    redis_client.xadd(KEYS.front_door, {"v": "1"})
+    redis_client.hset(
+        KEYS.settings, mapping={"jobs:*": 5, "tokens:default": 1000, "rpm:*": 60, "jobs:red": 7}
+    )
+    measures = Measures(1.5, 0.0, 0.0, 2_000_000, "fsync", "run")
+    run(redis_client, calls.measure(KEYS, measures))
+    shown = json.loads(tidemill("status", "--json").stdout)
+    expected = {
+        "num_queued": 2,
+        "num_delayed": 1,
+        "num_overdue": 1,
+        "num_dead_letters": 1,
+        "num_at_front_door": 1,
+        "max_bytes": 2_000_000,
+        "durability": "fsync",
+        "jobs_per_second": 1.5,
+    }
+    assert {name: shown[name] for name in expected} == expected
+    assert shown["queued_bytes"] > 0
+    assert [limits["tenant"] for limits in shown["limits"]] == ["*", "default", "red"]
+    text = tidemill("status").stdout
+    for part in ("2 of 5", "20 of 1,000", "0 of 7", "delayed: 1; overdue: 1; dead letters: 1"):
+        assert part in text, text
+    assert "durability of new jobs: fsync" in text
+    overdue.cancel()
+    redis_client.delete(KEYS.front_door)

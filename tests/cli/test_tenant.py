@@ -1,0 +1,89 @@
+"""``tidemill tenant``."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+import redis
+from click.testing import Result as Outcome
+
+from support.fake_mill import KEYS, FakeMill
+from tidemill import ConfigError, InvalidRequest, Producer, QueueFull, RateLimited
+
+Tidemill = Callable[..., Outcome]
+
+
+def listed(tidemill: Tidemill) -> dict[str, dict[str, object]]:
+    rows = json.loads(tidemill("tenant", "list", "--json").stdout)
+    return {row["tenant"]: row for row in rows}
+
+
+def test_limits_hold_as_soon_as_they_are_set(
+    tidemill: Tidemill, producer: Producer, mill: FakeMill
+) -> None:
+    assert tidemill("tenant", "set", "default", "--max-jobs", "1").exit_code == 0
+    producer.submit([1])
+    with pytest.raises(QueueFull, match="already has 1 queued jobs"):
+        producer.submit([1])
+    tidemill("tenant", "set", "default", "--max-jobs", "9", "--requests-per-minute", "1")
+    producer.submit([1])
+    with pytest.raises(RateLimited, match="1 requests per minute"):
+        producer.submit([1])
+
+
+def test_limits_and_use_are_listed(
+    tidemill: Tidemill, producer: Producer, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    producer.submit([1, 2], max_tokens=8)
+    args = ["--max-bytes", "1000000", "--max-result-bytes", "5", "--tokens-per-minute", "7"]
+    assert tidemill("tenant", "set", "*", *args).exit_code == 0
+    assert tidemill("tenant", "set", "red", "--max-tokens", "0", "--back-door", "99").exit_code == 0
+    assert redis_client.hgetall(KEYS.settings) == {
+        b"bytes": b"1000000",
+        b"result_bytes": b"5",
+        b"tpm:*": b"7",
+        b"tokens:red": b"0",
+        b"back:red": b"99",
+    }
+    rows = listed(tidemill)
+    assert list(rows) == ["*", "default", "red"]
+    assert rows["*"]["max_bytes"] == 1_000_000
+    assert (rows["default"]["queued_jobs"], rows["default"]["queued_tokens"]) == (1, 10)
+    assert (rows["red"]["max_tokens"], rows["red"]["max_jobs"]) == (0, None)
+    table = tidemill("tenant", "list").stdout
+    assert "1,000,000" in table and "red" in table
+
+
+def test_limits_are_taken_away(tidemill: Tidemill, redis_client: redis.Redis) -> None:
+    tidemill("tenant", "set", "red", "--max-jobs", "1", "--max-tokens", "2", "--back-door", "3")
+    tidemill("tenant", "set", "*", "--max-bytes", "9")
+    assert tidemill("tenant", "unset", "red", "max-jobs").stdout == "1 taken away\n"
+    assert tidemill("tenant", "unset", "red").stdout == "2 taken away\n"
+    assert tidemill("tenant", "unset", "red").stdout == "0 taken away\n"
+    assert list(listed(tidemill)) == ["*"]
+    assert tidemill("tenant", "unset", "*").stdout == "1 taken away\n"
+    assert not redis_client.exists(KEYS.settings)
+
+
+@pytest.mark.parametrize(
+    ("args", "kind", "says"),
+    [
+        (["set", "a b", "--max-jobs", "1"], InvalidRequest, "not a tenant"),
+        (["set", "red"], ConfigError, "no limit is named"),
+        (["set", "red", "--max-bytes", "1"], ConfigError, "of the whole shard"),
+        (["set", "red", "--max-jobs", str(2**60)], ConfigError, "must be between 0 and"),
+        (["unset", "red", "max-fun"], ConfigError, "There are: max-jobs, max-tokens"),
+        (["unset", "red", "max-bytes"], ConfigError, "of the whole shard"),
+    ],
+)
+def test_a_bad_limit_is_told_and_changes_nothing(
+    tidemill: Tidemill, redis_client: redis.Redis, args: list[str], kind: type, says: str
+) -> None:
+    outcome = tidemill("tenant", *args)
+    assert isinstance(outcome.exception, kind)
+    assert says in outcome.exception.one_line()
+    assert not redis_client.exists(KEYS.settings)
+
+
+def test_a_limit_below_zero_is_refused(tidemill: Tidemill, redis_client: redis.Redis) -> None:
+    assert tidemill("tenant", "set", "red", "--max-jobs", "-1").exit_code == 2
