@@ -1,12 +1,13 @@
 """A master under Sentinel: who is connected survives its death."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import redis
 
 from support.fake_engine import generate
 from support.nodes import Node, free_port, node, served
@@ -140,6 +141,33 @@ async def test_a_demoted_master_is_left_for_the_new_one(group: Group) -> None:
             assert impatient.get("tm:{00}:0") == await async_client.get("tm:{00}:0") == b"2"
     with group.replica.client() as promoted:
         assert promoted.get("tm:{00}:2") == b"2"
+
+
+def test_a_master_that_may_not_write_or_steps_down_counts_as_away(group: Group) -> None:
+    def failure_of(action: Callable[[redis.Redis], object]) -> str:
+        with (
+            connect(group.url, retries=0) as client,
+            pytest.raises(BrokerUnavailable) as failure,
+            translate(),
+        ):
+            action(client)
+        return failure.value.message
+
+    group.master.ask("CONFIG", "SET", "min-replicas-to-write", 2)
+    assert "NOREPLICAS" in failure_of(lambda client: client.set("tm:{00}:x", 1, px=1000))
+    group.master.ask("CONFIG", "SET", "min-replicas-to-write", 0)
+    told: list[str] = []
+
+    def wait_for_commands(client: redis.Redis) -> object:
+        return client.xread({"tm:{00}:w:x": "0-0"}, block=9000)
+
+    reader = threading.Thread(target=lambda: told.append(failure_of(wait_for_commands)))
+    reader.start()
+    with group.master.client() as master:
+        wait_until(lambda: master.info("clients")["blocked_clients"], 10, "the reader blocks")
+        master.replicaof("127.0.0.1", group.replica.port)
+    reader.join(10)
+    assert len(told) == 1 and "UNBLOCKED" in told[0]
 
 
 def test_what_sentinels_do_not_know_is_told_in_one_line(group: Group) -> None:
