@@ -1,0 +1,199 @@
+"""Every function in every branch, called by a user of the role that it is for."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+import redis
+
+from support import shard
+from support.acl_server import AclServer, acl_server
+from support.shard import KEYS, QUEUE
+from tidemill.protocol import calls
+from tidemill.protocol.calls import NackOutcome
+from tidemill.protocol.functions import run
+from tidemill.protocol.messages import JobEnd, JobTerms, ModelCard, WorkerInfo, WorkerStatus
+
+HOUR = 3_600_000
+LIMITED = JobTerms(
+    deadline_ms=HOUR, max_queue_ms=HOUR, stall_ms=HOUR, max_retries=1, batch="nightly"
+)
+
+
+@dataclass
+class Users:
+    """One connection for each user; ``tester`` may do everything, as time that passes does."""
+
+    producer: redis.Redis
+    worker: redis.Redis
+    scheduler: redis.Redis
+    operator: redis.Redis
+    guest: redis.Redis
+    tester: redis.Redis
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AclServer]:
+    with acl_server(tmp_path_factory.mktemp("acl")) as server:
+        yield server
+
+
+@pytest.fixture
+def users(server: AclServer) -> Iterator[Users]:
+    """Connections to a server on which an operator has set every bound."""
+    with ExitStack() as stack:
+        names = Users.__dataclass_fields__
+        users = Users(**{name: stack.enter_context(server.client(name)) for name in names})
+        users.tester.flushall()
+        limits = {"jobs:*": 100, "tokens:*": 10_000, "rpm:*": 6000, "tpm:*": 10**6, "back:*": 10}
+        users.operator.hset(KEYS.settings, mapping={**limits, "bytes": 10**6})
+        users.operator.hdel(KEYS.settings, "nothing")
+        server.refusals()
+        yield users
+        assert server.refusals() == []
+
+
+def submit(users: Users, terms: JobTerms = LIMITED) -> str:
+    return shard.submit(
+        users.producer,
+        terms=terms,
+        num_tokens=5,
+        idempotency_key=f"{users.tester.incr('count')}",
+        body_digest="b",
+    )
+
+
+def start(users: Users, job_id: str) -> int:
+    epoch = shard.lead(users.scheduler)
+    return shard.dispatch(users.scheduler, job_id, epoch).fence
+
+
+def test_a_jobs_whole_life(users: Users) -> None:
+    job_id = submit(users, LIMITED.model_copy(update={"delay_ms": HOUR // 2}))
+    users.tester.zadd(KEYS.delayed, {job_id: 1})
+    assert shard.promote(users.scheduler, job_id)
+    fence = start(users, job_id)
+    assert shard.claim(users.worker, job_id, fence)
+    assert shard.append(users.worker, job_id, fence, 0, 1).accepted
+    assert shard.release(users.worker, job_id, fence)
+    fence = start(users, job_id)
+    assert shard.nack(users.worker, job_id, fence) is NackOutcome.DELAYED
+    users.tester.zadd(KEYS.delayed, {job_id: 1})
+    assert shard.promote(users.scheduler, job_id)
+    assert shard.finish(users.worker, job_id, start(users, job_id), 1, 1).accepted
+    assert run(users.scheduler, calls.retire(KEYS, QUEUE))
+    [member] = users.scheduler.zrange(KEYS.ended, 0, -1)
+    assert run(users.scheduler, calls.trim(KEYS, [member.decode()])) == 1
+
+
+def test_a_retry_that_would_be_too_late(users: Users) -> None:
+    job_id = submit(users)
+    pause = calls.RetryPause(base_ms=2 * HOUR, cap_ms=2 * HOUR)
+    fence = start(users, job_id)
+    assert shard.nack(users.worker, job_id, fence, pause=pause) is NackOutcome.EXPIRED
+
+
+def test_dead_jobs_and_their_letters(users: Users) -> None:
+    given_up = submit(users, LIMITED.model_copy(update={"max_retries": 0}))
+    fence = start(users, given_up)
+    assert shard.nack(users.worker, given_up, fence) is NackOutcome.DEAD
+    crashing = submit(users)
+    for _ in range(calls.MAX_CRASHES):
+        shard.claim(users.worker, crashing, start(users, crashing))
+        shard.expire_lease(users.tester, crashing)
+        shard.reap(users.scheduler, crashing)
+    pointer = users.tester.xadd(KEYS.ingress(QUEUE), {"nonsense": "1"}).decode()
+    bury = calls.bury(KEYS, queue=QUEUE, entry_id=pointer, job_id=b"?", reason="odd")
+    assert run(users.scheduler, bury)
+    letters = users.operator.xrange(KEYS.dead_letters)
+    assert len(letters) == 3
+    for entry, fields in letters:
+        call = calls.drop_letter(
+            KEYS, entry_id=entry.decode(), job_id=fields[b"j"].decode(), with_job=True
+        )
+        assert run(users.operator, call)
+    assert shard.submit(users.operator, terms=LIMITED, parent=given_up)
+
+
+def test_time_limits_of_waiting_and_running_jobs(users: Users) -> None:
+    for is_running in (False, True):
+        job_id = submit(users)
+        if is_running:
+            start(users, job_id)
+        users.tester.zadd(KEYS.due, {job_id: 1})
+        assert shard.expire(users.scheduler, job_id, "wkr_a") == ""
+        users.tester.hset(KEYS.job(job_id), "dl", 1)
+        users.tester.zadd(KEYS.due, {job_id: 1})
+        assert shard.expire(users.scheduler, job_id, "wkr_a") == "deadline"
+
+
+@pytest.mark.parametrize("who", ["producer", "scheduler", "operator"])
+def test_cancelling_in_every_state(users: Users, who: str) -> None:
+    client: redis.Redis = getattr(users, who)
+    running, queued = submit(users), submit(users)
+    delayed = submit(users, LIMITED.model_copy(update={"delay_ms": HOUR // 2}))
+    start(users, running)
+    for job_id in (running, queued, delayed):
+        assert shard.cancel(client, job_id, "wkr_a") == (1, "cancelled")
+
+
+@pytest.mark.parametrize("who", ["producer", "operator"])
+def test_closing_a_batch(users: Users, who: str) -> None:
+    for batch in ("empty", "nightly"):
+        submit(users)
+        close = calls.close_batch(KEYS, tenant="default", batch=batch, state="cancelled")
+        assert run(getattr(users, who), close)
+        users.tester.delete(KEYS.batch("default", batch))
+
+
+def test_both_doors(users: Users) -> None:
+    users.scheduler.xgroup_create(KEYS.front_door, "sched", "0", mkstream=True)
+    for refusal in ("", "not JSON"):
+        entry = users.guest.xadd(KEYS.front_door, {"v": "1", "body": "{}"}).decode()
+        users.scheduler.xreadgroup("sched", "s", {KEYS.front_door: ">"})
+        answer = calls.answer(KEYS, entry_id=entry, reply=b"{}", refusal=refusal, body=b"{}")
+        assert run(users.scheduler, answer)
+        assert users.guest.blpop(KEYS.front_reply(entry), timeout=5)
+    job_id = shard.submit(users.scheduler, terms=LIMITED)
+    users.guest.xgroup_create(KEYS.back_door("default"), "mine", "0", mkstream=True)
+    shard.cancel(users.producer, job_id)
+    [(_, [(entry, fields)])] = users.guest.xreadgroup(
+        "mine", "me", {KEYS.back_door("default"): ">"}
+    )
+    assert fields[b"j"] == job_id.encode()
+    assert users.guest.xack(KEYS.back_door("default"), "mine", entry)
+
+
+def test_a_worker_and_a_leader_by_themselves(users: Users) -> None:
+    info = WorkerInfo(
+        worker_id="wkr_a",
+        model="m",
+        num_blocks=8,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        wire_version=1,
+    )
+    card = ModelCard(name="m", revision="r", tokenizer_digest="t", max_model_len=9, vocab_size=9)
+    run(users.worker, calls.register(KEYS, info=info, card=card, tokenizer=b"z", lease_ms=HOUR))
+    run(users.worker, calls.report(KEYS, worker_id="wkr_a", status=WorkerStatus()))
+    job_id = submit(users)
+    owned = [(job_id, start(users, job_id))]
+    beat = calls.beat(
+        KEYS, worker_id="wkr_a", model="m", tokenizer_digest="t", lease_ms=HOUR, jobs=owned
+    )
+    assert run(users.worker, beat) == calls.Beat(registered=True, lost=())
+    run(users.scheduler, calls.measure(KEYS, calls.Measures(1, 1, 1, 0, "fast", "r")))
+    end = JobEnd(state="failed", finish_reason="error", error="never")
+    ref = shard.ref_of(users.scheduler, job_id)
+    assert run(users.scheduler, calls.cancel(KEYS, ref, worker_id="wkr_a", end=end))[0] == 1
+    run(users.scheduler, calls.resign(KEYS, scheduler_id="sch_test"))
+
+
+def test_the_leader_may_drop_an_old_library(users: Users, server: AclServer) -> None:
+    with server.client("deploy") as deploy:
+        deploy.function_load(
+            "#!lua name=tm1\nredis.register_function('tm1_x', function() return 1 end)"
+        )
+    assert users.scheduler.function_list(library="tm1")
+    assert users.scheduler.function_delete("tm1")
