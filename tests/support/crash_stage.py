@@ -16,6 +16,10 @@ from tidemill.protocol.codec import decode
 from tidemill.protocol.messages import JobResult, WorkerStatus
 from tidemill.service.runtime import CRASH_STATUS
 
+NUM_JOBS = 4
+#: A step so slow that a worker can be caught in mid-generation.
+SLOW_SECONDS = 0.03
+
 LEASE_SECONDS = 1.0
 LEADER_LEASE_SECONDS = 0.7
 

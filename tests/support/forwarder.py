@@ -1,8 +1,11 @@
-"""A TCP port before a server: moves to another server, and loses replies, on command."""
+"""A TCP port before a server: moves to another one, and loses requests and replies, on command."""
 
 import contextlib
 import socket
 import threading
+from typing import Literal
+
+Loss = Literal["request", "reply"]
 
 _BUFFER_BYTES = 65_536
 
@@ -13,6 +16,7 @@ class Forwarder:
     def __init__(self, socket_path: str) -> None:
         self._target = socket_path
         self._lossy_word = b""
+        self._loses_request = False
         self._lock = threading.Lock()
         self._pairs: set[_Pair] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -31,23 +35,25 @@ class Forwarder:
         for pair in pairs:
             pair.cut()
 
-    def lose_reply_to(self, word: bytes) -> None:
-        """Let the next request with ``word`` in it reach the server, and cut off its reply."""
+    def lose(self, what: Loss, word: bytes) -> None:
+        """Cut off the next request with ``word`` in it, or the reply to it."""
         with self._lock:
-            self._lossy_word = word
+            self._lossy_word, self._loses_request = word, what == "request"
 
     @property
-    def has_lost_reply(self) -> bool:
-        """Whether the reply that was to be lost is lost."""
+    def has_lost(self) -> bool:
+        """Whether what was to be lost is lost."""
         return not self._lossy_word
 
-    def is_lossy(self, request: bytes) -> bool:
-        """Whether the reply to ``request`` is the one to lose."""
+    def loss_of(self, request: bytes) -> Loss | None:
+        """What to lose of an exchange that begins with ``request``."""
         with self._lock:
-            return bool(self._lossy_word) and self._lossy_word in request
+            if not self._lossy_word or self._lossy_word not in request:
+                return None
+            return "request" if self._loses_request else "reply"
 
-    def reply_lost(self) -> None:
-        """Note that the reply was lost."""
+    def note_loss(self) -> None:
+        """Lose nothing more."""
         with self._lock:
             self._lossy_word = b""
 
@@ -113,8 +119,11 @@ class _Pair:
     def _pump_requests(self) -> None:
         with contextlib.suppress(OSError):
             while data := self._client.recv(_BUFFER_BYTES):
-                if self._owner.is_lossy(data):
-                    self._loses_reply = True
+                loss = self._owner.loss_of(data)
+                if loss == "request":
+                    self._owner.note_loss()
+                    break
+                self._loses_reply |= loss == "reply"
                 self._server.sendall(data)
         self.cut()
 
@@ -122,7 +131,7 @@ class _Pair:
         with contextlib.suppress(OSError):
             while data := self._server.recv(_BUFFER_BYTES):
                 if self._loses_reply:
-                    self._owner.reply_lost()
+                    self._owner.note_loss()
                     break
                 self._client.sendall(data)
         self.cut()

@@ -1,0 +1,5 @@
+"""A pytest plugin for mutation runs: any failure of hypothesis will do, so none is made smaller."""
+
+from hypothesis import Phase, settings
+
+settings.register_profile("mutation", phases=[Phase.explicit, Phase.generate], database=None)
