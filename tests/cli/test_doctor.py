@@ -21,6 +21,9 @@ from tidemill._reads import Location
 from tidemill.cli.main import app
 from tidemill.protocol.calls import JobRef
 from tidemill.protocol.functions import LUA_SOURCE, ensure_library, run
+from tidemill.protocol.library import library_source
+from tidemill.protocol.messages import JobTerms
+from tidemill.service.diagnosis.counting import queued_differences
 from tidemill.service.diagnosis.examine import examine
 from tidemill.service.diagnosis.finding import Level
 from tidemill.service.diagnosis.server import ServerFacts, check_server_facts
@@ -60,9 +63,16 @@ def mill(redis_client: redis.Redis) -> tuple[PuppetWorker, int]:
 
 @pytest.fixture
 def jobs(redis_client: redis.Redis, mill: tuple[PuppetWorker, int]) -> Iterator[dict[str, str]]:
-    """A queued, a running and a finished job."""
+    """A queued, a delayed, a running and a finished job, those that live with limits in a batch."""
     worker, epoch = mill
-    names = {name: shard.submit(redis_client) for name in ("queued", "running", "done")}
+    limited = JobTerms(deadline_ms=HOUR, batch="b")
+    later = limited.model_copy(update={"delay_ms": HOUR // 2})
+    names = {
+        "queued": shard.submit(redis_client, terms=limited, num_tokens=3),
+        "delayed": shard.submit(redis_client, terms=later),
+        "running": shard.submit(redis_client),
+        "done": shard.submit(redis_client),
+    }
     for name in ("running", "done"):
         shard.dispatch(redis_client, names[name], epoch, worker.worker_id)
     shard.append(redis_client, names["running"], 1, 0, 2, worker.worker_id)
@@ -80,10 +90,13 @@ def test_an_installation_at_work_is_called_well(redis_url: str) -> None:
     bad = {name for name, check in checks.items() if check["level"] != "ok"}
     assert bad == {"durability"}, checks  # the tests' server never syncs
     assert "1 jobs wait in 1 queues" in checks["queues"]["finding"]
+    assert "1 jobs wait for their time" in checks["delayed"]["finding"]
     assert "1 jobs run" in checks["leases"]["finding"]
     assert "1 live, serving m" in checks["workers"]["finding"]
     assert "sch_test in epoch 1" in checks["leader"]["finding"]
 
+
+HOUR = 3_600_000
 
 Fault = Callable[[redis.Redis, dict[str, str]], object]
 
@@ -97,6 +110,46 @@ FAULTS: dict[str, tuple[str, str, Fault]] = {
         "lost jobs",
         "failure",
         lambda c, j: c.zrem(KEYS.running, j["running"]),
+    ),
+    "a delayed job without its time": (
+        "lost jobs",
+        "failure",
+        lambda c, j: c.zrem(KEYS.delayed, j["delayed"]),
+    ),
+    "a delayed job that nobody lets run": (
+        "delayed",
+        "failure",
+        lambda c, j: c.zadd(KEYS.delayed, {j["delayed"]: 1}),
+    ),
+    "a time to run of a job that is queued": (
+        "stale times",
+        "warning",
+        lambda c, j: c.zadd(KEYS.delayed, {j["queued"]: 9e12}),
+    ),
+    "a time limit of a job that ended": (
+        "stale times",
+        "warning",
+        lambda c, j: c.zadd(KEYS.due, {j["done"]: 9e12}),
+    ),
+    "a batch that outlives its jobs": (
+        "leaked keys",
+        "warning",
+        lambda c, j: c.hset(KEYS.batch("default", "gone"), "total", 1),
+    ),
+    "a lost count of a delayed job": (
+        "counters",
+        "warning",
+        lambda c, j: c.hincrby(KEYS.counters, "q:default", -1),
+    ),
+    "tokens of a tenant that has no jobs": (
+        "counters",
+        "warning",
+        lambda c, j: c.hset(KEYS.counters, "qt:else", 3),
+    ),
+    "a lost count of kept bytes": (
+        "counters",
+        "warning",
+        lambda c, j: c.hincrby(KEYS.counters, "rb", 1),
     ),
     "a queue that is not listed": (
         "unlisted queues",
@@ -195,13 +248,62 @@ def test_each_fault_is_found(
     assert status == (1 if level == "failure" else 0)
 
 
-@pytest.mark.parametrize("state", ["queued", "running"])
+@pytest.mark.leaks_keys
+def test_dead_letters_are_left_to_the_command_for_them(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    redis_client.xadd(KEYS.dead_letters, {"j": "x"})
+    assert "tidemill dlq" in run_doctor(redis_url)[1]["dead letters"]["fix"]
+
+
+def test_bytes_without_any_job_are_a_miscount(redis_url: str, redis_client: redis.Redis) -> None:
+    redis_client.hset(KEYS.counters, "qb", 7)
+    assert "qb by +7" in run_doctor(redis_url)[1]["counters"]["finding"]
+
+
+def test_old_functions_are_told_once_nobody_uses_them(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    redis_client.function_load(library_source(1))
+    try:
+        redis_client.zadd(KEYS.libraries, {"tm1": 9e12})
+        used = run_doctor(redis_url)[1]["old functions"]
+        redis_client.zadd(KEYS.libraries, {"tm1": 1})
+        unused = run_doctor(redis_url)[1]["old functions"]
+    finally:
+        redis_client.function_delete("tm1")
+    assert (used["level"], used["finding"]) == ("ok", "in use: tm1")
+    assert unused["level"] == "warning" and "FUNCTION DELETE tm1" in unused["fix"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "waiting", "num_delayed", "complete", "expected"),
+    [
+        ({"q:a": 2, "q:b": 1}, {"a": 2, "b": 0}, 0, True, {"q:a": 0, "q:b": 1}),
+        ({"q:a": 2, "q:b": 1}, {"a": 1, "b": 0}, 2, True, {"q:*": 0}),
+        ({"q:a": 2, "q:b": 1}, {"a": 1, "b": 0}, 1, True, {"q:*": 1}),
+        ({"q:a": 2}, {"a": 1, "b": 1}, 5, True, {"q:b": -1}),
+        ({"q:a": 2}, {"a": 1}, 5, False, {}),
+    ],
+)
+def test_delayed_jobs_are_counted_with_those_that_have_pointers(
+    counts: dict[str, int],
+    waiting: dict[str, int],
+    num_delayed: int,
+    complete: bool,
+    expected: dict[str, int],
+) -> None:
+    assert queued_differences(counts, waiting, num_delayed, complete=complete) == expected
+
+
+LOST_WITHOUT = {"queued": "pointer", "delayed": "time", "running": "lease"}
+
+
+@pytest.mark.parametrize("state", LOST_WITHOUT)
 def test_a_lost_job_can_be_ended_as_the_fix_says(
     redis_url: str, redis_client: redis.Redis, jobs: dict[str, str], state: str
 ) -> None:
-    FAULTS[f"a {state} job without its {'pointer' if state == 'queued' else 'lease'}"][2](
-        redis_client, jobs
-    )
+    FAULTS[f"a {state} job without its {LOST_WITHOUT[state]}"][2](redis_client, jobs)
     assert jobs[state] in run_doctor(redis_url)[1]["lost jobs"]["finding"]
 
     done = CliRunner().invoke(app, ["cancel", jobs[state], "--redis-url", redis_url])
@@ -248,6 +350,10 @@ def test_jobs_on_the_move_are_not_called_lost(
         with connect(redis_url) as client:
             while not stop.is_set():
                 waiting = [shard.submit(client) for _ in range(8)]
+                later = shard.submit(client, terms=JobTerms(delay_ms=HOUR, batch="b"))
+                client.zadd(KEYS.delayed, {later: 1}, xx=True)
+                shard.promote(client, later)
+                waiting.append(later)
                 for job_id in waiting[:6]:
                     shard.dispatch(client, job_id, epoch, worker.worker_id)
                 shard.expire_lease(client, waiting[0])

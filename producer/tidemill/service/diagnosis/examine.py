@@ -7,7 +7,8 @@ from tidemill.service.diagnosis.finding import Finding
 from tidemill.service.diagnosis.keyspace import check_census
 from tidemill.service.diagnosis.scan import DEFAULT_MAX_KEYS, take_census
 from tidemill.service.diagnosis.server import check_server_facts, read_server
-from tidemill.service.diagnosis.shard import check_shard_facts, read_shard
+from tidemill.service.diagnosis.shard import check_shard_facts
+from tidemill.service.diagnosis.shard_facts import read_shard
 
 
 def examine(
