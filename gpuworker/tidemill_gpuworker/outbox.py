@@ -27,13 +27,15 @@ class PublishPolicy:
 
     The first token of an attempt is written at once, later ones every ``stream_seconds`` or, for
     a job that nobody watches live, ``quiet_seconds``; what is due within ``slack_seconds`` goes
-    along. A write that the server failed on is repeated after ``retry_seconds``, then after twice
-    that, and so on up to ``max_retry_seconds``.
+    along. Many live jobs share ``max_chunks_per_second``, since a chunk costs server and publisher
+    more than the tokens in it. A write that the server failed on is repeated after
+    ``retry_seconds``, then after twice that, and so on up to ``max_retry_seconds``.
     """
 
     stream_seconds: float = 0.040
     quiet_seconds: float = 0.500
     slack_seconds: float = 0.010
+    max_chunks_per_second: float = 2_000.0
     retry_seconds: float = 0.100
     max_retry_seconds: float = 5.0
     max_unpublished_tokens: int = 65_536
@@ -235,8 +237,13 @@ class Outbox:
         elif item.last_sent_at is None or item.then is not None:
             item.due_at = now
         else:
-            stream, quiet = self._policy.stream_seconds, self._policy.quiet_seconds
-            item.due_at = max(now, item.last_sent_at + (stream if item.job.stream else quiet))
+            item.due_at = max(now, item.last_sent_at + self._interval(item))
+
+    def _interval(self, item: Outgoing) -> float:
+        if not item.job.stream:
+            return self._policy.quiet_seconds
+        share = len(self._items) / self._policy.max_chunks_per_second
+        return max(self._policy.stream_seconds, share)
 
     def _drop(self, job_id: str) -> None:
         item = self._items.pop(job_id, None)

@@ -54,6 +54,18 @@ def test_the_first_token_is_due_at_once_and_later_ones_after_an_interval() -> No
     assert outbox.next_due == 150.0
 
 
+def test_many_live_jobs_write_less_often() -> None:
+    outbox = Outbox(PublishPolicy(stream_seconds=4.0, max_chunks_per_second=2.0))
+    names = [f"job-{number}" for number in range(20)]
+    for name in names:
+        outbox.open(_job(name), ())
+        outbox.add(Update(name, [1]), 0.0)
+    assert len(_send(outbox, 0.0)) == 20
+    for name in names:
+        outbox.add(Update(name, [2]), 1.0)
+    assert outbox.next_due == 20 / 2.0
+
+
 def test_tokens_that_waited_longer_than_the_interval_are_due_at_once() -> None:
     outbox = _outbox(_job())
     outbox.add(Update("a", [1]), 0.0)
