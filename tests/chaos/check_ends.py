@@ -48,7 +48,10 @@ def _may_end_as(run: Run, job: JobPlan, stored: dict[str, bytes], end: dict[str,
         case "done":
             return not any(map(job.has, (POISON, HOPELESS, UNFIT)))
         case "cancelled":
-            return job.number in run.cancels
+            swept = {event["sweep"] for event in run.of("sweep")}
+            return job.number in run.cancels or any(
+                sweep.number in swept and sweep.covers(job) for sweep in run.plan.sweeps
+            )
         case "failed":
             return job.has(UNFIT)
         case "dead":
@@ -106,10 +109,18 @@ def check_batches(run: Run) -> Iterator[Violation]:
     for name, figures in run.truth.batches.items():
         found = {state: n for state, n in figures.items() if n and state != "total"}
         wanted = ended.pop(name, Counter())
-        if found != dict(wanted) or figures.get("total") != wanted.total():
+        if found != dict(wanted) or figures.get("total", 0) != wanted.total():
             yield Violation("I1", None, f"batch {name} says {figures} for {dict(wanted)}")
     for name, counts in ended.items():
         yield Violation("I1", None, f"batch {name} of {counts.total()} jobs is gone")
+
+
+def check_refusals(run: Run) -> Iterator[Violation]:
+    """A job is refused for good only if its batch was closed."""
+    for event in run.of("closed"):
+        job = run.by_number[event["n"]]
+        if not any(sweep.batch and sweep.covers(job) for sweep in run.plan.sweeps):
+            yield Violation("I1", job.number, f"refused: {event.get('error')}")
 
 
 def check_letters(run: Run) -> Iterator[Violation]:
@@ -120,5 +131,8 @@ def check_letters(run: Run) -> Iterator[Violation]:
         wanted = int(state_of(stored) == "dead")
         if letters.pop(job_id, 0) != wanted:
             yield Violation("I1", numbers.get(job_id), f"{state_of(stored)}, not {wanted} letters")
+    # An entry of the front door that is refused becomes a letter that names no job.
+    if any(run.by_number[event["n"]].is_raw for event in run.of("closed")):
+        letters.pop("", None)
     if letters:
         yield Violation("I1", None, f"dead letters of unknown jobs: {dict(letters)}")

@@ -9,8 +9,8 @@ from chaos.verdict import SEAL, Entry, Run, Violation
 from chaos.worker import UNAVAILABLE_STATUS, writer_tag
 from tidemill.service.runtime import CRASH_STATUS
 
-MAX_WAIT_SECONDS = 40.0
-MAX_TRIAL_SECONDS = 150.0
+MAX_WAIT_SECONDS = 60.0
+MAX_TRIAL_SECONDS = 180.0
 
 
 def check_keys(run: Run) -> Iterator[Violation]:

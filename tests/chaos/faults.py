@@ -107,8 +107,8 @@ class Injector:
         if not broker.is_running:
             return
         pid = broker.pid
-        os.kill(pid, signal.SIGSTOP)
-        self._later(seconds, lambda: _continue(pid))
+        _signal(pid, signal.SIGSTOP)
+        self._later(seconds, lambda: _signal(pid, signal.SIGCONT))
 
     def _load_disk(self, fault: Fault) -> None:
         if self._disk is not None and self._disk.poll() is None:
@@ -170,6 +170,7 @@ class Injector:
         heapq.heappush(self._undo, (time.monotonic() + seconds, next(self._numbers), undo))
 
 
-def _continue(pid: int) -> None:
+def _signal(pid: int, number: int) -> None:
+    # Another fault may have killed it a moment ago.
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
+        os.kill(pid, number)

@@ -4,7 +4,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TENANTS = ("default", "blue")
+#: Everything that the last one has waiting is cancelled now and then.
+TENANTS = ("default", "blue", "red")
 NUM_WORKERS = 3
 NUM_SCHEDULERS = 2
 NUM_PRODUCERS = 2
@@ -85,7 +86,8 @@ class JobPlan:
 
     ``key`` is its idempotency key or empty.  A ``rival`` producer submits a job with a key as well;
     a ``conflict`` submits another body under the same key and must be refused.  ``follow`` is
-    "none", "stream", "reattach" (a stream left and resumed several times) or "result".  Times are
+    "none", "stream", "reattach" (a stream left and resumed several times) or "result".  A raw job
+    comes through the front door, without the SDK.  Times are
     in seconds, 0 for none.
     """
 
@@ -107,10 +109,26 @@ class JobPlan:
     max_queue: float = 0.0
     stall: float = 0.0
     batch: str = ""
+    is_raw: bool = False
 
     def has(self, trouble: int) -> bool:
         """Whether the prompt makes this trouble."""
         return trouble in self.prompt[-1:]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A cancellation of a whole batch or, without one, of everything of a tenant."""
+
+    number: int
+    at: float
+    producer: int
+    tenant: str
+    batch: str = ""
+
+    def covers(self, job: JobPlan) -> bool:
+        """Whether it may end a job."""
+        return job.tenant == self.tenant and self.batch in ("", job.batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +153,7 @@ class Plan:
     seconds: float
     jobs: tuple[JobPlan, ...]
     faults: tuple[Fault, ...]
+    sweeps: tuple[Sweep, ...] = ()
     duplicate_share: float = 0.1
     crash_share: float = 0.3
     skew_share: float = 0.3
@@ -150,7 +169,8 @@ def make_plan(
     """The same plan for the same arguments, in every process."""
     jobs = _make_jobs(random.Random(f"jobs-{seed}"), num_jobs, seconds)
     drawn = _make_faults(random.Random(f"faults-{seed}"), seconds, faults, mean_gap)
-    return Plan(seed, seconds, tuple(jobs), tuple(drawn))
+    sweeps = _make_sweeps(random.Random(f"sweeps-{seed}"), jobs, seconds)
+    return Plan(seed, seconds, tuple(jobs), tuple(drawn), tuple(sweeps))
 
 
 def _make_jobs(rng: random.Random, num_jobs: int, seconds: float) -> list[JobPlan]:
@@ -164,8 +184,18 @@ def _make_jobs(rng: random.Random, num_jobs: int, seconds: float) -> list[JobPla
     return jobs
 
 
+def _make_sweeps(rng: random.Random, jobs: Sequence[JobPlan], seconds: float) -> list[Sweep]:
+    batches = sorted({(job.tenant, job.batch) for job in jobs if job.batch})
+    swept = [(tenant, batch) for tenant, batch in batches if rng.random() < 0.2]
+    swept += [(TENANTS[-1], "")] * (1 + int(seconds // 20))
+    return [
+        Sweep(number, rng.uniform(0, seconds), rng.randrange(NUM_PRODUCERS), tenant, batch)
+        for number, (tenant, batch) in enumerate(swept)
+    ]
+
+
 def _tenant(rng: random.Random) -> str:
-    return rng.choices(TENANTS, (3, 1))[0]
+    return rng.choices(TENANTS, (75, 22, 3))[0]
 
 
 def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
@@ -186,6 +216,7 @@ def _make_job(
     prompt = (*prefix, *_tokens(rng, rng.randrange(8)), *number_ids)
     key = f"k{number}" if rng.random() < 0.8 else ""
     is_cancelled = rng.random() < 0.06 and not trouble
+    is_raw = bool(key) and rng.random() < 0.04
     return JobPlan(
         number=number,
         at=at,
@@ -196,8 +227,8 @@ def _make_job(
         priority=rng.choice((-1, 0, 0, 1)),
         stream=rng.random() < 0.75,
         key=key,
-        rival=1 - producer if key and rng.random() < 0.05 else None,
-        conflict=bool(key) and rng.random() < 0.02,
+        rival=1 - producer if key and not is_raw and rng.random() < 0.05 else None,
+        conflict=bool(key) and not is_raw and rng.random() < 0.02,
         cancel_after=rng.uniform(0.0, 1.5) if is_cancelled else None,
         follow=rng.choices(("none", "stream", "reattach", "result"), (60, 22, 8, 10))[0],
         delay=rng.uniform(0.3, 3.0) if rng.random() < 0.05 else 0.0,
@@ -206,6 +237,7 @@ def _make_job(
         max_queue=rng.uniform(0.3, 2.0) if rng.random() < 0.03 else 0.0,
         stall=rng.uniform(1.0, 3.0) if rng.random() < 0.03 else 0.0,
         batch=f"b{number // 50}" if key and rng.random() < 0.1 else "",
+        is_raw=is_raw,
     )
 
 

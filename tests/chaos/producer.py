@@ -10,15 +10,16 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chaos.history import read_events
-from chaos.plan import TENANTS, JobPlan, make_plan
+from chaos.memory import Memory
+from chaos.plan import TENANTS, JobPlan, Sweep, make_plan
 from chaos.process import ProcessSpec
+from chaos.raw import RawProducer
 from tidemill import AsyncJob, AsyncProducer, JobSpec
 from tidemill.protocol.errors import (
+    BatchClosed,
     BrokerError,
     BrokerUnavailable,
     IdempotencyConflict,
@@ -38,48 +39,6 @@ _TIMEOUT_SECONDS = 3.0
 _RETRY_SECONDS = 0.2
 
 
-@dataclass
-class Memory:
-    """What earlier lives of this producer have recorded, by job number."""
-
-    tried: set[int] = field(default_factory=set)
-    accepted: dict[int, str] = field(default_factory=dict)
-    cursors: dict[int, tuple[int, str]] = field(default_factory=dict)
-    followed: set[int] = field(default_factory=set)
-    cancelled: set[int] = field(default_factory=set)
-    refused: set[int] = field(default_factory=set)
-
-    @classmethod
-    def load(cls, directory: Path, index: int) -> "Memory":
-        """Read the files of this producer's earlier starts."""
-        memory = cls()
-        files = sorted(directory.glob(f"producer{index}-*.jsonl"), key=_start_number)
-        for path in files:
-            for event in read_events(path):
-                memory._take(event)
-        return memory
-
-    def _take(self, event: dict[str, Any]) -> None:
-        number = event.get("n")
-        match event["e"]:
-            case "submit":
-                self.tried.update(event["ns"])
-            case "accepted":
-                self.accepted[number] = event["job"]
-            case "chunk":
-                self.cursors[number] = (event["end"], event["id"])
-            case "followed":
-                self.followed.add(number)
-            case "cancelled":
-                self.cancelled.add(number)
-            case "conflict":
-                self.refused.add(number)
-
-
-def _start_number(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
-
-
 class Workload:
     """One producer's part of a plan."""
 
@@ -89,6 +48,8 @@ class Workload:
         self._rng = random.Random(spec.name)
         self._memory = Memory.load(Path(spec.directory), spec.index)
         self._recorder = spec.recorder
+        self._sweeps = [sweep for sweep in plan.sweeps if sweep.producer == spec.index]
+        self._raw = RawProducer(spec.url)
         self._jobs = [job for job in plan.jobs if spec.index in (job.producer, job.rival)]
         self._producers: dict[str, AsyncProducer] = {}
 
@@ -104,21 +65,30 @@ class Workload:
         async with asyncio.TaskGroup() as tasks:
             for (at, _), jobs in sorted(groups.items()):
                 tasks.create_task(self._run_group(tasks, at, jobs))
+            for sweep in self._sweeps:
+                if sweep.number not in self._memory.swept:
+                    tasks.create_task(self._sweep(sweep))
         for producer in self._producers.values():
             await producer.close()
+        await self._raw.close()
 
     async def _run_group(self, tasks: asyncio.TaskGroup, at: float, jobs: list[JobPlan]) -> None:
-        await asyncio.sleep(self._spec.started + at - time.monotonic())
+        await self._sleep_until(at)
         known = self._memory.accepted
         for job in jobs:
             if job.number in known:
                 self._attend(tasks, job, known[job.number])
         # Nobody may repeat a submission without a key whose reply was lost.
+        settled = known.keys() | self._memory.closed
         pending = [
             job
             for job in jobs
-            if job.number not in known and (job.key or job.number not in self._memory.tried)
+            if job.number not in settled and (job.key or job.number not in self._memory.tried)
         ]
+        for job in pending:
+            if job.is_raw:
+                tasks.create_task(self._submit_raw(tasks, job))
+        pending = [job for job in pending if not job.is_raw]
         while pending:
             pending = await self._submit(tasks, pending)
 
@@ -140,6 +110,8 @@ class Workload:
             if isinstance(outcome, Overloaded | UnknownModel):
                 self._recorder.record("refused", n=job.number, error=type(outcome).__name__)
                 again.append(job)
+            elif isinstance(outcome, BatchClosed):
+                self._recorder.record("closed", n=job.number)
             elif isinstance(outcome, TidemillError):
                 raise outcome
             else:
@@ -148,6 +120,33 @@ class Workload:
         if again:
             await asyncio.sleep(_RETRY_SECONDS)
         return again
+
+    async def _submit_raw(self, tasks: asyncio.TaskGroup, job: JobPlan) -> None:
+        while True:
+            self._recorder.record("submit", ns=[job.number])
+            answer = await self._raw.submit(job)
+            if answer is not None:
+                break
+            # Without an answer the same body goes in again, under the same key.
+            await asyncio.sleep(_RETRY_SECONDS)
+        if "job" in answer:
+            self._recorder.record("accepted", n=job.number, job=answer["job"])
+            self._attend(tasks, job, answer["job"])
+        else:
+            self._recorder.record("closed", n=job.number, error=answer["error"])
+
+    async def _sweep(self, sweep: Sweep) -> None:
+        await self._sleep_until(sweep.at)
+        producer = self._producers[sweep.tenant]
+        self._recorder.record("sweep", sweep=sweep.number)
+        if sweep.batch:
+            counts = await _retry(lambda: producer.cancel_batch(sweep.batch))
+        else:
+            counts = await _retry(producer.cancel_tenant)
+        self._recorder.record("swept", sweep=sweep.number, counts=repr(counts))
+
+    async def _sleep_until(self, at: float) -> None:
+        await asyncio.sleep(self._spec.started + at - time.monotonic())
 
     def _attend(self, tasks: asyncio.TaskGroup, job: JobPlan, job_id: str) -> None:
         number, memory = job.number, self._memory

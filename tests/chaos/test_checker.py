@@ -18,6 +18,7 @@ from chaos.forgery import (
     claim,
     message,
 )
+from chaos.plan import Sweep
 from chaos.tokenlog import unpack
 from chaos.verdict import SEAL
 
@@ -95,6 +96,10 @@ ENDS: dict[str, Spoil] = {
     "a batch is gone": lambda f: f.truth.batches.clear(),
     "a dead job has no letter": lambda f: f.truth.dead_letters.clear(),
     "a dead job has two letters": lambda f: f.truth.dead_letters.append({"j": POISON_JOB}),
+    "there is a letter of no job": lambda f: f.truth.dead_letters.append({"j": ""}),
+    "a job was refused though its batch is open": lambda f: f.events.append(
+        {"e": "closed", "t": 50.0, "n": 0}
+    ),
     "a run never came to rest": lambda f: f.events.append({"e": "stuck", "t": 99.0, "why": "?"}),
 }
 
@@ -254,3 +259,21 @@ def test_a_job_may_be_lost_only_if_it_was_accepted_when_the_broker_was_made_to_l
     accepted_at = 1.0
     assert not broken(lose(accepted_at - 0.5, accepted_at + 0.5))
     assert broken(lose(accepted_at + 0.5, accepted_at + 1.0)) == {"I1"}
+
+
+@pytest.mark.parametrize("batch", ["", "b1"])
+def test_a_sweep_may_cancel_what_it_covers_and_nothing_else(batch: str) -> None:
+    def spoil(forgery: Forgery) -> None:
+        change_plan(forgery, 1, batch=batch)
+        forgery.truth.batches.update({"default:b1": {"total": 1, "cancelled": 1}} if batch else {})
+        forgery.truth.jobs[CANCELLED_JOB]["bid"] = batch.encode()
+        sweep = Sweep(0, 0.5, 0, "default", batch)
+        forgery.plan = replace(forgery.plan, sweeps=(sweep,))
+        forgery.events[3:5] = [{"e": "sweep", "t": 3.0, "sweep": 0}]
+
+    def spoil_elsewhere(forgery: Forgery) -> None:
+        spoil(forgery)
+        forgery.plan = replace(forgery.plan, sweeps=(Sweep(0, 0.5, 0, "blue", batch),))
+
+    assert not broken(spoil)
+    assert broken(spoil_elsewhere) == {"I1"}
