@@ -7,6 +7,7 @@ import redis.asyncio
 
 from tidemill.protocol.calls import REF_FIELDS, JobRef
 from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.states import JobState
 from tidemill_scheduler.clock import server_ms
 
 #: Jobs of one round trip: the server serves nobody else while it works them off.
@@ -15,10 +16,14 @@ MAX_BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class DueJob:
-    """A job that is due, and the worker that had it last, empty if none had."""
+    """A job that is due, and the worker that had it last, empty if none had.
+
+    ``may_only_stall`` tells that of its time limits just its stall timeout can have passed.
+    """
 
     ref: JobRef
     worker_id: str
+    may_only_stall: bool
 
 
 async def find_due(client: redis.asyncio.Redis, keys: ShardKeys, index: str) -> list[DueJob]:
@@ -28,9 +33,16 @@ async def find_due(client: redis.asyncio.Redis, keys: ShardKeys, index: str) -> 
     job_ids = [job_id.decode("utf-8", "replace") for job_id in cast(list[bytes], ids)]
     async with client.pipeline(transaction=False) as pipe:
         for job_id in job_ids:
-            pipe.hmget(keys.job(job_id), *REF_FIELDS, "w")
+            pipe.hmget(keys.job(job_id), *REF_FIELDS, "w", "st", "dl")
         rows = cast(list[list[bytes | None]], await pipe.execute())
-    return [
-        DueJob(JobRef.read(job_id, reference), (worker or b"").decode("utf-8", "replace"))
-        for job_id, (*reference, worker) in zip(job_ids, rows, strict=True)
-    ]
+    return [_due_job(job_id, row, now) for job_id, row in zip(job_ids, rows, strict=True)]
+
+
+def _due_job(job_id: str, row: list[bytes | None], now: int) -> DueJob:
+    *reference, worker, state, deadline = row
+    is_over = 0 < int(deadline or 0) <= now
+    return DueJob(
+        JobRef.read(job_id, reference),
+        (worker or b"").decode("utf-8", "replace"),
+        may_only_stall=state == JobState.RUNNING.encode() and not is_over,
+    )

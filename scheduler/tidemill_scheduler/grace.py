@@ -27,6 +27,11 @@ class Grace:
         self._seen_seconds = max(0.0, self._seen_seconds - _COST_OF_ABSENCE * absence)
         self._seen_at = now
 
+    @property
+    def is_over(self) -> bool:
+        """Whether none was left at the last contact."""
+        return self._seen_seconds >= self._lease_seconds
+
     def lacks(self, now: float) -> float:
         """Note another contact on the same connection; returns the seconds of grace left."""
         seen = self._seen_seconds + now - self._seen_at

@@ -13,7 +13,8 @@ from tidemill.protocol.functions import run_many_async
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
-from tidemill_scheduler.due_jobs import find_due
+from tidemill_scheduler.due_jobs import DueJob, find_due
+from tidemill_scheduler.grace import Grace
 
 _log = logging.getLogger(__name__)
 
@@ -30,14 +31,20 @@ _MOVED = "moved"
 class JobLife:
     """Follows the indexes of delayed jobs and time limits; the functions re-check every job.
 
-    ``forget`` is told each job that ended, wherever it was.
+    ``forget`` is told each job that ended, wherever it was.  No job is called stalled before
+    ``grace`` is over: while the server was away no worker could write a token.
     """
 
     def __init__(
-        self, client: redis.asyncio.Redis, keys: ShardKeys, forget: Callable[[str], object]
+        self,
+        client: redis.asyncio.Redis,
+        keys: ShardKeys,
+        grace: Grace,
+        forget: Callable[[str], object],
     ) -> None:
         self._client = client
         self._keys = keys
+        self._grace = grace
         self._forget = forget
 
     async def run(self) -> None:
@@ -47,8 +54,9 @@ class JobLife:
             if wait > 0:
                 await asyncio.sleep(wait)
                 continue
-            await self.promote()
-            await self.expire()
+            num_settled = await self.promote() + await self.expire()
+            if not num_settled:
+                await asyncio.sleep(_MAX_WAIT_SECONDS)
 
     async def promote(self) -> int:
         """Queue every delayed job whose time has come; returns how many."""
@@ -68,7 +76,7 @@ class JobLife:
     async def expire(self) -> int:
         """End every job of which a time limit has passed; returns how many."""
         num_expired = 0
-        while due := await find_due(self._client, self._keys, self._keys.due):
+        while due := await self._find_expired():
             crash_point("scheduler.before_expire")
             batch = [calls.expire(self._keys, job.ref, worker_id=job.worker_id) for job in due]
             reasons = await run_many_async(self._client, batch)
@@ -79,6 +87,10 @@ class JobLife:
                     num_expired += 1
                     self._note_end(job.ref.job_id, cast(str, reason))
         return num_expired
+
+    async def _find_expired(self) -> list[DueJob]:
+        due = await find_due(self._client, self._keys, self._keys.due)
+        return [job for job in due if self._grace.is_over or not job.may_only_stall]
 
     def _note_end(self, job_id: str, reason: str) -> None:
         metrics.EXPIRED.labels(reason).inc()

@@ -79,7 +79,7 @@ class Term:
         )
         self._front_door = FrontDoor(client, keys, leadership.epoch, submitter)
         self._reaper = Reaper(client, keys, grace, config.lease_seconds)
-        self._job_life = JobLife(client, keys, self._scheduler.forget)
+        self._job_life = JobLife(client, keys, grace, self._scheduler.forget)
         self._audit = Audit(client, keys, self._scheduler, ingress)
         self._retention = Retention(client, keys)
         self._meter = Meter(client, keys, health)

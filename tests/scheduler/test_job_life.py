@@ -20,6 +20,7 @@ from tidemill.protocol.codec import decode
 from tidemill.protocol.messages import JobEnd, JobTerms
 from tidemill.service.redis import connect_async
 from tidemill.service.runtime import CRASH_STATUS
+from tidemill_scheduler.grace import Grace
 from tidemill_scheduler.job_life import JobLife
 
 
@@ -53,9 +54,20 @@ def ledger() -> Ledger:
 
 
 @pytest.fixture
-async def life(redis_url: str, redis_client: redis.Redis, ledger: Ledger) -> AsyncIterator[JobLife]:
+def grace() -> Grace:
+    """One that is over."""
+    grace = Grace(lease_seconds=1.0)
+    grace.resume("r1", 0.0)
+    grace.lacks(1.0)
+    return grace
+
+
+@pytest.fixture
+async def life(
+    redis_url: str, redis_client: redis.Redis, grace: Grace, ledger: Ledger
+) -> AsyncIterator[JobLife]:
     async with connect_async(redis_url, retries=0) as client:
-        yield JobLife(client, KEYS, ledger.forget)
+        yield JobLife(client, KEYS, grace, ledger.forget)
 
 
 async def test_only_delayed_jobs_whose_time_has_come_are_queued(
@@ -121,6 +133,29 @@ async def test_a_job_looked_at_before_its_limit_is_looked_at_again(
     assert state_of(redis_client, job_id) == "queued"
     assert _due_ms(redis_client) > server_ms(redis_client)
     cancel(redis_client, job_id)
+
+
+async def test_no_job_is_stalled_before_its_worker_could_write_again(
+    life: JobLife, grace: Grace, redis_client: redis.Redis
+) -> None:
+    terms = JobTerms(stall_ms=60_000, deadline_ms=3_600_000)
+    stalled, late = (submit(redis_client, terms=terms) for _ in range(2))
+    epoch = lead(redis_client)
+    for job_id in (stalled, late):
+        dispatch(redis_client, job_id, epoch)
+        redis_client.hset(KEYS.job(job_id), "td", 1)
+        redis_client.zadd(KEYS.due, {job_id: 1})
+    redis_client.hset(KEYS.job(late), "dl", 1)
+
+    # The server was away for a lease.
+    grace.resume("r1", 2.0)
+    assert await life.expire() == 1
+    assert (state_of(redis_client, late), reason_of(redis_client, late)) == ("expired", "deadline")
+    assert state_of(redis_client, stalled) == "run"
+    grace.lacks(5.0)
+    assert await life.expire() == 1
+
+    assert reason_of(redis_client, stalled) == "stalled"
 
 
 def test_a_delayed_job_runs_when_its_time_has_come(
