@@ -214,7 +214,7 @@ def _make_job(
     # Its number makes each prompt, and so each output, unlike all others.
     number_ids = (40_000 + number % 9_000, number // 9_000)
     prompt = (*prefix, *_tokens(rng, rng.randrange(8)), *number_ids)
-    key = f"k{number}" if rng.random() < 0.8 else ""
+    key = f"k{number}" if rng.random() < 0.9 else ""
     is_cancelled = rng.random() < 0.06 and not trouble
     is_raw = bool(key) and rng.random() < 0.04
     return JobPlan(

@@ -22,4 +22,5 @@ def test_every_promise_holds_while_everything_is_killed_paused_and_cut_off(tmp_p
     print_report(report)
     assert not report.violations
     assert report.num_kills >= 10
-    assert report.measures.num_accepted >= 0.98 * NUM_JOBS
+    # A submission without a key whose reply was lost is not repeated.
+    assert report.measures.num_accepted >= 0.9 * NUM_JOBS
