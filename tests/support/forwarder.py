@@ -17,6 +17,7 @@ class Forwarder:
         self._target = socket_path
         self._lossy_word = b""
         self._loses_request = False
+        self._num_losses = 0
         self._lock = threading.Lock()
         self._pairs: set[_Pair] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -35,27 +36,28 @@ class Forwarder:
         for pair in pairs:
             pair.cut()
 
-    def lose(self, what: Loss, word: bytes) -> None:
-        """Cut off the next request with ``word`` in it, or the reply to it."""
+    def lose(self, what: Loss, word: bytes, *, times: int = 1) -> None:
+        """Cut off the next ``times`` requests with ``word`` in them, or the replies to them."""
         with self._lock:
             self._lossy_word, self._loses_request = word, what == "request"
+            self._num_losses = times
 
     @property
     def has_lost(self) -> bool:
         """Whether what was to be lost is lost."""
-        return not self._lossy_word
+        return not self._num_losses
 
     def loss_of(self, request: bytes) -> Loss | None:
         """What to lose of an exchange that begins with ``request``."""
         with self._lock:
-            if not self._lossy_word or self._lossy_word not in request:
+            if not self._num_losses or self._lossy_word not in request:
                 return None
             return "request" if self._loses_request else "reply"
 
     def note_loss(self) -> None:
-        """Lose nothing more."""
+        """Count what was lost."""
         with self._lock:
-            self._lossy_word = b""
+            self._num_losses = max(0, self._num_losses - 1)
 
     def forget(self, pair: "_Pair") -> None:
         """Drop a pair that was cut."""
