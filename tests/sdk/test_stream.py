@@ -280,6 +280,35 @@ def test_an_expired_log_is_made_up_from_the_result(
         assert rest == [other for other in late if other.end > chunk.end]
 
 
+@pytest.mark.parametrize("phase", ["running", "ended", "expired"])
+@pytest.mark.parametrize("by", ["event id", "position"])
+def test_a_stream_resumes_from_every_chunk_of_every_attempt(
+    producer: Twin, mill: FakeMill, redis_client: redis.Redis, phase: str, by: str
+) -> None:
+    attempt = submit(producer, mill)
+    stream = producer.stream(attempt.job_id)
+    for size in (1, 3):
+        attempt.say(size)
+    attempt.crash()
+    second = mill.reclaim(attempt)
+    for size in (2, 1, 4):
+        second.say(size)
+    before = take(stream, 11)
+    resumed: dict[int, Stream] = {}
+    late: dict[int, list[Chunk]] = {}
+    for chunk in before:
+        after: str | int = chunk.event_id if by == "event id" else chunk.end
+        resumed[chunk.end] = producer.stream(attempt.job_id, after=after)
+        is_behind = phase == "running" and chunk.end < 11
+        late[chunk.end] = [next(resumed[chunk.end])] if is_behind else []
+    second.finish(2)
+    if phase == "expired":
+        redis_client.delete(KEYS.token_log(attempt.job_id))
+    for end, rest in resumed.items():
+        assert_whole(late[end] + list(rest), 13, start=end)
+    stream.close()
+
+
 def test_an_expired_log_of_a_cancelled_job_is_gone(
     producer: Twin, mill: FakeMill, redis_client: redis.Redis
 ) -> None:
