@@ -249,4 +249,32 @@ MUTATIONS = (
         "if receipt.job_id:",
         (f"{_BROKERS}::test_broker_that_lost_accepted_jobs_gets_them_again_from_their_owner[0]",),
     ),
+    Mutation(
+        "a leader of an earlier epoch reads pointers",
+        "scheduler/tidemill_scheduler/fenced.py",
+        "if await pipe.get(keys.epoch) != str(epoch).encode():",
+        "if not await pipe.get(keys.epoch):",
+        ("tests/scheduler/test_ingress.py::test_a_leader_of_an_earlier_epoch_reads_nothing",),
+    ),
+    Mutation(
+        "a beat renews leases that are not the worker's any more",
+        f"{_LUA}/4_fleet.lua",
+        "    if v[1] == A[b + 1] and v[2] == 'run' and v[3] == A[1] then",
+        "    if v[2] == 'run' then",
+        (
+            f"{_FUNCTIONS}::test_a_beat_renews_leases_and_names_the_jobs_that_were_lost",
+            _MODEL,
+        ),
+    ),
+    Mutation(
+        "a new leader reaps before workers had a lease to beat",
+        "scheduler/tidemill_scheduler/grace.py",
+        "        return self._lease_seconds - self._seen_seconds\n",
+        "        return 0.0\n",
+        (
+            "tests/scheduler/test_grace.py::test_a_new_process_waits_a_whole_lease",
+            "tests/scheduler/test_failover.py"
+            "::test_a_new_leader_gives_workers_a_whole_lease_to_beat",
+        ),
+    ),
 )
