@@ -1,0 +1,170 @@
+"""The page of the wire contract says what the code does."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from support import shard
+from support.shard import KEYS, QUEUE
+from tidemill.protocol import calls, messages
+from tidemill.protocol.calls import JobRef, RetryPause
+from tidemill.protocol.functions import _ERRORS, Call
+from tidemill.protocol.keys import ShardKeys, is_permanent
+from tidemill.protocol.messages import (
+    JobEnd,
+    JobResult,
+    JobTerms,
+    ModelCard,
+    TokenChunk,
+    WireModel,
+    WorkerInfo,
+    WorkerStatus,
+)
+
+PAGE = (Path(__file__).parents[2] / "docs" / "redis-keys.md").read_text()
+NUM_ENDING_KEYS = 14
+
+
+def rows(heading: str) -> Iterator[list[str]]:
+    """The rows of all tables of one section."""
+    section = PAGE.split(f"{heading}\n", 1)[1]
+    section = re.split(r"^#+ ", section, maxsplit=1, flags=re.MULTILINE)[0]
+    for line in section.splitlines():
+        if line.startswith("|") and not line.startswith("|---"):
+            yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def key_names() -> list[str]:
+    """The name of every key and channel, without its prefix, of arguments called as they are."""
+    keys = ShardKeys()
+    names = []
+    for name, member in inspect.getmembers(ShardKeys):
+        if isinstance(member, property) and name != "prefix":
+            names.append(getattr(keys, name))
+        elif inspect.isfunction(member) and not name.startswith("_"):
+            arguments = list(inspect.signature(member).parameters)[1:]
+            names.append(member(keys, *arguments))
+    return [name.removeprefix(keys.prefix) for name in names]
+
+
+def test_every_key_and_channel_is_documented_with_its_life() -> None:
+    table = {re.split(r"[:`]", row[0].strip("`"))[0]: row for row in rows("## Keys and channels")}
+    kinds = {name.partition(":")[0] for name in key_names()}
+    assert kinds == table.keys() - {"key", "channel"}
+    for name in key_names():
+        row = table[name.partition(":")[0]]
+        if len(row) == 4 and ":" not in name and name != "sch":
+            assert (row[3] == "permanent") == is_permanent(KEYS.prefix.encode() + name.encode())
+
+
+@pytest.mark.leaks_keys
+def test_every_field_of_a_job_is_documented(redis_client: redis.Redis) -> None:
+    documented = {
+        name for row in rows("### The job hash") for name in re.findall(r"`(\w+)`", row[0])
+    }
+    epoch = shard.lead(redis_client)
+    terms = JobTerms(deadline_ms=10**6, max_queue_ms=10**6, stall_ms=10**6, batch="b")
+    job_id = shard.submit(redis_client, terms=terms, idempotency_key="k", parent="p")
+    seen = set(redis_client.hkeys(KEYS.job(job_id)))
+    shard.nack(redis_client, job_id, shard.dispatch(redis_client, job_id, epoch).fence)
+    redis_client.zadd(KEYS.delayed, {job_id: 1})
+    shard.promote(redis_client, job_id)
+    fence = shard.dispatch(redis_client, job_id, epoch).fence
+    shard.claim(redis_client, job_id, fence)
+    shard.append(redis_client, job_id, fence, 0, 1)
+    seen |= set(redis_client.hkeys(KEYS.job(job_id)))
+    shard.finish(redis_client, job_id, fence, 1)
+    seen |= set(redis_client.hkeys(KEYS.job(job_id)))
+    assert {name.decode() for name in seen} == documented
+
+
+MESSAGES = [
+    messages.GenerateRequest,
+    messages.SamplingParams,
+    messages.TokenChunk,
+    messages.JobEnd,
+    messages.Usage,
+    messages.JobResult,
+    messages.WorkerInfo,
+    messages.ModelCard,
+    messages.WorkerStatus,
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.__name__)
+def test_every_field_of_a_message_is_documented(message: type[WireModel]) -> None:
+    [row] = [row for row in rows("## Messages") if row[0] == f"`{message.__name__}`"]
+    documented = re.findall(r"`(\w+)`", row[1])
+    assert set(message.model_fields) <= set(documented)
+
+
+def test_every_term_is_documented() -> None:
+    documented = {name for row in rows("## Messages") for name in re.findall(r"`(\w+)`", row[0])}
+    assert set(JobTerms.model_fields) <= documented
+
+
+def test_every_error_code_is_documented() -> None:
+    documented = {row[0].strip("`").split()[0] for row in rows("### Errors")}
+    assert set(_ERRORS) | {"NOSALT", "OOM"} <= documented
+
+
+REF = JobRef("job", QUEUE)
+END = JobEnd(state="dead")
+CHUNK = TokenChunk(start=0, end=0)
+INFO = WorkerInfo(
+    worker_id="w",
+    model="m",
+    num_blocks=1,
+    max_num_seqs=1,
+    max_num_batched_tokens=1,
+    wire_version=1,
+)
+CARD = ModelCard(name="m", revision="r", tokenizer_digest="t", max_model_len=1, vocab_size=1)
+EXAMPLES: list[Call[object]] = [
+    calls.submit(KEYS, calls.NewJob("job", shard.REQUEST)),
+    calls.salt(KEYS, tenant="t", random=b""),
+    calls.close_batch(KEYS, tenant="t", batch="b", state="closed"),
+    calls.cancel(KEYS, REF, worker_id="w", end=END),
+    calls.lead(KEYS, scheduler_id="s", lease_ms=1),
+    calls.dispatch(
+        KEYS, job_id="job", queue=QUEUE, entry_id="1-1", worker_id="w", epoch=1, lease_ms=1
+    ),
+    calls.promote(KEYS, job_id="job", queue=QUEUE),
+    calls.expire(KEYS, REF, worker_id="w"),
+    calls.reap(KEYS, REF, end=END),
+    calls.answer(KEYS, entry_id="1-1", reply=b""),
+    calls.bury(KEYS, queue=QUEUE, entry_id="1-1", job_id=b"job", reason="odd"),
+    calls.retire(KEYS, QUEUE),
+    calls.measure(KEYS, calls.Measures(1, 1, 1, 1, "fast", "r")),
+    calls.register(KEYS, info=INFO, card=CARD, tokenizer=b"", lease_ms=1),
+    calls.report(KEYS, worker_id="w", status=WorkerStatus()),
+    calls.finish(KEYS, REF, fence=1, worker_id="w", chunk=CHUNK, result=JobResult(end=END)),
+    calls.nack(KEYS, REF, fence=1, worker_id="w", error="e", pause=RetryPause()),
+    calls.release(KEYS, job_id="job", fence=1, worker_id="w", queue=QUEUE),
+    calls.drop_letter(KEYS, entry_id="1-1", job_id="job", with_job=True),
+]
+
+
+@pytest.mark.parametrize("call", EXAMPLES, ids=lambda call: call.name)
+def test_the_keys_and_arguments_of_a_function_are_as_documented(call: Call[object]) -> None:
+    table = {row[0]: row for row in rows("### Arguments and replies")}
+    _, keys, arguments, _ = table[call.name]
+    if keys == "as cancel":
+        keys = table["cancel"][1]
+    names = re.findall(r"`([^`]+)`", keys)
+    given = call.keys[NUM_ENDING_KEYS * keys.startswith("ending keys") :]
+    kinds = [name.removeprefix(KEYS.prefix).partition(":")[0] for name in given]
+    assert kinds == [re.split(r"[:.]", name)[0] for name in names]
+    assert len(call.args) == len(arguments.split(","))
+
+
+def test_the_ending_keys_are_as_documented() -> None:
+    said = PAGE.split("**ending keys**")[1].split("They follow")[0]
+    names = [re.split(r"[:.]", name)[0] for name in re.findall(r"`([^`]+)`", said)]
+    call = calls.finish(KEYS, REF, fence=1, worker_id="w", chunk=CHUNK, result=JobResult(end=END))
+    kinds = [name.removeprefix(KEYS.prefix).partition(":")[0] for name in call.keys]
+    assert names == kinds and len(kinds) == NUM_ENDING_KEYS
