@@ -35,14 +35,17 @@ class Ageing:
         """Forget a job; raises ``KeyError``."""
         del self._classes[class_of(job.priority)][job.job_id]
 
-    def risen(self, rank: int, now: float) -> WaitingJob | None:
-        """Return the job that waits longest of those that count as of class ``rank`` or better.
+    def risen(self, priority: int, now: float) -> WaitingJob | None:
+        """Return the job that waits longest of those that a job of ``priority`` must not precede.
 
-        Only the first that came of each class is looked at, and only if it has aged.
+        They are of another priority and have aged so much that they count as of its class or a
+        better one.  Only the first that came of each class is looked at.
         """
+        rank = class_of(priority)
         oldest = (next(iter(jobs.values())) for jobs in self._classes if jobs)
         aged = (job for job in oldest if 0 < self._steps(job, now) >= class_of(job.priority) - rank)
-        return min(aged, key=lambda job: job.since, default=None)
+        others = (job for job in aged if job.priority != priority)
+        return min(others, key=lambda job: job.since, default=None)
 
     def _steps(self, job: WaitingJob, now: float) -> int:
         return int((now - job.since) / self._age_seconds)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from sortedcontainers import SortedDict
 
-from tidemill_scheduler.ageing import Ageing, class_of
+from tidemill_scheduler.ageing import Ageing
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.prefix_order import PrefixOrder
 
@@ -24,9 +24,11 @@ class ModelQueue:
 
     A job that has risen to the class that is served, see ``Ageing``, brings its level along, so
     that jobs with a common prefix stay together: after ``MAX_PASSED`` others one of that level is
-    next.  So however many jobs of higher classes come, a job goes out at the latest when twice the
-    ageing time has passed and then ``MAX_PASSED + 1`` times as many jobs as its level's
-    ``PrefixOrder`` lets go before it; where several levels have risen they take turns by age.
+    next.  Where several levels have risen the one with the longest waiting job is.
+
+    So however many jobs of higher classes come, a job goes out at the latest when twice the ageing
+    time has passed, and then ``MAX_PASSED + 1`` times as many jobs as came before it, or as the
+    ``PrefixOrder`` of its level lets go before them.
     """
 
     def __init__(self, age_seconds: float) -> None:
@@ -108,8 +110,8 @@ class ModelQueue:
         if len(self._levels) < num_requeued + 2:
             return None
         first = self._levels.keys()[num_requeued]
-        job = self._ageing.risen(class_of(first[1]), self.now)
-        return None if job is None or _level_of(job) == first else _level_of(job)
+        job = self._ageing.risen(first[1], self.now)
+        return None if job is None else _level_of(job)
 
     def _num_requeued_levels(self) -> int:
         return int(self._levels.bisect_left((True, -(2**31))))

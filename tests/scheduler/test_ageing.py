@@ -81,6 +81,15 @@ def test_a_backlog_that_has_risen_leaves_most_turns_to_the_class_above() -> None
     assert taken.count(-1) == 70
 
 
+def test_old_jobs_of_the_class_that_is_served_hold_back_none_that_rose() -> None:
+    mill = Mill()
+    mill.add(*(job_at(0.0, priority) for priority in (-1, 0, 1) for _ in range(100)))
+
+    taken = mill.priorities(80, 100.0)
+
+    assert taken.count(-1) == 70
+
+
 def test_requeued_jobs_go_before_those_that_rose() -> None:
     mill = Mill()
     mill.add(*(job_at(100.0, -1) for _ in range(MAX_PASSED)), job_at(0.0, 5))
