@@ -348,7 +348,7 @@ class Functions(RuleBasedStateMachine):
     @precondition(lambda self: self.model.num_limited or self.is_odd_moment)
     @rule(
         number=PICK,
-        caller=CALLER,
+        caller=st.sampled_from(["owner", "other"]),
         passing=st.sampled_from(["", *LIMITS]),
         looks=st.sampled_from([True, True, False]),
         versions=VERSIONS,
