@@ -21,6 +21,8 @@ from tidemill.service.redis import connect
 MAX_MEMORY_BYTES = 1 << 30
 
 _WAIT_MS = 500
+#: More than a run has jobs.
+_BACK_DOOR_ENTRIES = 1_000_000
 
 
 class Brokers:
@@ -44,7 +46,7 @@ class Brokers:
         self._retired: EmbeddedBroker | None = None
         self._synced = 0.0
         self.current = self._start(data_dir or directory / "data")
-        self._keep_results()
+        self._set_up()
         self._replica = self._start_replica() if has_replica else None
 
     @property
@@ -146,10 +148,11 @@ class Brokers:
         self._synced = time.monotonic()
         return replica
 
-    def _keep_results(self) -> None:
+    def _set_up(self) -> None:
         # Their bound follows the server's memory, which a fault of ours makes small for a while.
+        settings = {"result_bytes": str(MAX_MEMORY_BYTES), "back:*": str(_BACK_DOOR_ENTRIES)}
         with self.connect() as client:
-            client.hset(ShardKeys().settings, "result_bytes", str(MAX_MEMORY_BYTES))
+            client.hset(ShardKeys().settings, mapping=settings)
 
     def _note_kill(self, **fields: object) -> None:
         self._counts["kill redis"] += 1

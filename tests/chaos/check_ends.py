@@ -136,3 +136,17 @@ def check_letters(run: Run) -> Iterator[Violation]:
         letters.pop("", None)
     if letters:
         yield Violation("I1", None, f"dead letters of unknown jobs: {dict(letters)}")
+
+
+def check_back_doors(run: Run) -> Iterator[Violation]:
+    """Each ended job is told at its tenant's back door, once and as it ended."""
+    numbers = run.number_of()
+    wanted = {
+        (job_id, stored.get("tn", b"").decode(), state_of(stored))
+        for job_id, stored in run.truth.jobs.items()
+    }
+    told = Counter((entry["j"], tenant, entry["s"]) for tenant, entry in run.truth.back_doors)
+    for ending in wanted | told.keys():
+        if told[ending] != int(ending in wanted):
+            what = f"{ending} was told {told[ending]} times at the back door"
+            yield Violation("I1", numbers.get(ending[0]), what)

@@ -22,6 +22,7 @@ RULES = (
     check_ends.check_batches,
     check_ends.check_letters,
     check_ends.check_refusals,
+    check_ends.check_back_doors,
     check_tokens.check_logs,
     check_tokens.check_subscribers,
     check_tokens.check_usage,

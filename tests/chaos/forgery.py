@@ -124,6 +124,7 @@ class Forgery:
         self.plan = plan()
         self.truth = truth()
         self.events = copy.deepcopy(events())
+        self.tell_again()
 
     @property
     def job(self) -> dict[str, bytes]:
@@ -134,6 +135,13 @@ class Forgery:
     def log(self) -> Log:
         """Its token log."""
         return self.truth.logs[JOB]
+
+    def tell_again(self) -> None:
+        """Tell at the back door what the jobs say now."""
+        self.truth.back_doors = [
+            (stored["tn"].decode(), {"j": job_id, "s": stored["st"].decode()})
+            for job_id, stored in self.truth.jobs.items()
+        ]
 
     def event(self, kind: str) -> Event:
         """The last event of a kind."""

@@ -52,6 +52,7 @@ def end_as(forgery: Forgery, job_id: str, state: str, reason: str = "error") -> 
 def expire(forgery: Forgery, reason: str, **fields: bytes) -> None:
     end_as(forgery, CANCELLED_JOB, "expired", reason)
     forgery.truth.jobs[CANCELLED_JOB].update(fields)
+    forgery.tell_again()
 
 
 def test_a_flawless_run_is_found_flawless() -> None:
@@ -97,6 +98,12 @@ ENDS: dict[str, Spoil] = {
     "a dead job has no letter": lambda f: f.truth.dead_letters.clear(),
     "a dead job has two letters": lambda f: f.truth.dead_letters.append({"j": POISON_JOB}),
     "there is a letter of no job": lambda f: f.truth.dead_letters.append({"j": ""}),
+    "the back door does not tell a job": lambda f: f.truth.back_doors.pop(),
+    "the back door tells a job twice": lambda f: f.truth.back_doors.append(f.truth.back_doors[0]),
+    "the back door tells another end": lambda f: f.truth.back_doors[0][1].update(s="dead"),
+    "the back door is another tenant's": lambda f: f.truth.back_doors.__setitem__(
+        0, ("blue", f.truth.back_doors[0][1])
+    ),
     "a job was refused though its batch is open": lambda f: f.events.append(
         {"e": "closed", "t": 50.0, "n": 0}
     ),
@@ -250,6 +257,7 @@ def lose(since: float, until: float) -> Spoil:
 
     def spoil(forgery: Forgery) -> None:
         del forgery.truth.jobs[CANCELLED_JOB], forgery.truth.logs[CANCELLED_JOB]
+        forgery.tell_again()
         forgery.events.append({"e": "loss", "t": until, "since": since, "until": until})
 
     return spoil

@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 import redis
 
+from chaos.plan import TENANTS
 from support.valkey import leaked_keys
 from tidemill.protocol.keys import ShardKeys
 
@@ -30,6 +31,8 @@ class Truth:
     batches: dict[str, dict[str, int]] = field(default_factory=dict)
     #: Bytes kept by ended jobs, as their index has it.
     kept_bytes: int = 0
+    #: (tenant, entry) of the back doors.
+    back_doors: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     dead_letters: list[dict[str, str]] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
@@ -44,6 +47,7 @@ class Truth:
             job_id: [(entry_id, values) for entry_id, values in log]
             for job_id, log in fields["logs"].items()
         }
+        fields["back_doors"] = [(tenant, entry) for tenant, entry in fields["back_doors"]]
         return cls(**fields)
 
 
@@ -78,6 +82,11 @@ def dump(client: redis.Redis) -> Truth:
     members = client.zrange(keys.ended, 0, -1)
     truth.kept_bytes = sum(int(member.partition(b" ")[0]) for member in members)
     truth.leaked = leaked_keys(client)
+    truth.back_doors = [
+        (tenant, _text(fields))
+        for tenant in TENANTS
+        for _, fields in client.xrange(keys.back_door(tenant))
+    ]
     truth.dead_letters = [_text(fields) for _, fields in client.xrange(keys.dead_letters)]
     return truth
 
