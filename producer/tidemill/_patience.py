@@ -64,6 +64,11 @@ def _refusal(error: redis.RedisError) -> BrokerError:
         )
     if "already exists" in said:
         return LibraryExists(f"the broker refused to load functions: {said}")
+    if said.startswith("NOREPLICAS"):
+        return BrokerUnavailable(
+            "the broker has too few replicas to take writes",
+            fix="Bring them back, or lower min-replicas-to-write.",
+        )
     if said.startswith("NOSALT"):
         return SaltMissing("the tenant has no salt", fix="Submit again.")
     return BrokerError(

@@ -87,7 +87,7 @@ def submit_calls(
     keys: ShardKeys, jobs: Sequence[NewJob], *, wait_ms: int | None
 ) -> list[Call[Any]]:
     """Return what submits ``jobs`` and tells where; ``wait_ms`` bounds the wait for a replica."""
-    which = PlainCommand("", (), ("INFO", "replication"), lambda info: str(info["master_replid"]))
+    which = PlainCommand("", (), ("INFO", "replication"), _history)
     wait = PlainCommand("", (), ("WAIT", 1, wait_ms or 0), int)
     submits = [calls.submit(keys, job) for job in jobs]
     return [*submits, which, *([] if wait_ms is None else [wait])]
@@ -187,13 +187,20 @@ def _receipt(job: NewJob, reply: Submitted, replication_id: str, replicated: boo
 
 def _server(server: dict[str, Any], replication: dict[str, Any]) -> ServerNow:
     return ServerNow(
-        id=ServerId(str(server["run_id"]), str(replication["master_replid"])),
+        id=ServerId(str(server.get("run_id", "")), _history(replication)),
         # The history before a promotion; all zeros, or absent, if there was none.
         was_promoted=bool(str(replication.get("master_replid2", "")).strip("0")),
     )
 
 
+def _history(replication: dict[str, Any]) -> str:
+    return str(replication.get("master_replid", ""))
+
+
 def _is_another(accepted: ServerId, now: ServerNow) -> bool:
+    if not (accepted.replication_id and now.id.replication_id):
+        # A managed server may hide it.
+        return bool(accepted.run_id and now.id.run_id) and accepted.run_id != now.id.run_id
     if accepted.replication_id == now.id.replication_id:
         return False
     # A master whose last replica left an hour ago renames its history and loses nothing.

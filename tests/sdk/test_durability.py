@@ -1,6 +1,7 @@
 """At which level a job was accepted."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from support.fake_mill import KEYS, FakeMill
 from support.twins import MakeTwin, Twin
 from support.valkey import require_server_binary
 from support.wait import wait_until
-from tidemill import ConfigError
+from tidemill import BrokerUnavailable, ConfigError
 from tidemill._receipt import Receipt, ServerId, ServerNow, triage
 from tidemill.protocol import calls
 from tidemill.protocol.calls import Measures, NewJob
@@ -132,6 +133,9 @@ def receipt(accepted: ServerId, *, is_own: bool = True) -> Receipt:
         (("", "rep1"), ("run1", "rep1"), False, False),  # nobody had looked at the server
         (("", "rep1"), ("run2", "rep2"), False, True),
         (("run0", "rep1"), ("run1", "rep1"), False, False),  # the leader looked before a restart
+        (("run1", ""), ("run2", ""), False, True),  # a server that hides its history
+        (("run1", ""), ("run1", ""), False, False),
+        (("", ""), ("", ""), False, False),  # one that hides everything
     ],
 )
 def test_a_missing_job_is_lost_only_if_its_server_is_another_one(
@@ -140,3 +144,19 @@ def test_a_missing_job_is_lost_only_if_its_server_is_another_one(
     server = ServerNow(ServerId(*now), was_promoted=promoted)
     [problem] = triage([receipt(ServerId(*accepted))], server, 0)
     assert (problem is None) is is_lost
+
+
+def test_a_server_without_the_replicas_it_wants_is_waited_for(
+    make_twin: MakeTwin, redis_url: str, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    impatient, patient = make_twin(redis_url, timeout=0.2), make_twin(redis_url, timeout=30.0)
+    redis_client.config_set("min-replicas-to-write", 1)
+    timer = threading.Timer(0.5, redis_client.config_set, ("min-replicas-to-write", 0))
+    try:
+        with pytest.raises(BrokerUnavailable, match="too few replicas"):
+            impatient.submit([1])
+        timer.start()
+        assert patient.submit([1]).is_new
+    finally:
+        timer.cancel()
+        redis_client.config_set("min-replicas-to-write", 0)

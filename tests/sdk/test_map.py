@@ -245,6 +245,21 @@ def test_a_full_queue_is_waited_for(
     redis_client.hdel(KEYS.counters, "q:default")
 
 
+def test_a_rate_limit_is_waited_for(
+    producer: Twin, redis_client: redis.Redis, redis_url: str
+) -> None:
+    seconds, microseconds = redis_client.time()
+    redis_client.config_resetstat()
+    # Twenty requests a second, and none left now.
+    now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+    redis_client.hset(KEYS.settings, "rpm:*", 1200)
+    redis_client.hset(KEYS.rate_buckets("default"), mapping={"r": 0, "at": now_ms})
+    redis_client.expire(KEYS.rate_buckets("default"), 60)
+    with serving(redis_url, generate([1])):
+        assert len(list(producer.map(prompts(10), max_in_flight=10))) == 10
+    assert redis_client.info("errorstats")["errorstat_RATELIMITED"]["count"] >= 1
+
+
 def test_two_items_with_one_key_share_a_job(producer: Twin, redis_url: str) -> None:
     items = [JobSpec([1], idempotency_key="k"), JobSpec([2]), JobSpec([1], idempotency_key="k")]
     with serving(redis_url, generate([1])):
