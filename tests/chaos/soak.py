@@ -3,6 +3,7 @@
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -64,6 +65,7 @@ def row_of(report: Report, fsync: str) -> dict[str, Any]:
     return {
         "seed": report.plan.seed,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "revision": _revision(),
         "fsync": fsync,
         "accepted": measures.num_accepted,
         "tokens": measures.num_tokens,
@@ -77,6 +79,12 @@ def row_of(report: Report, fsync: str) -> dict[str, Any]:
         "takeover_max": round(max(measures.takeover, default=0.0), 2),
         "failover_max": round(max(measures.failover, default=0.0), 2),
     }
+
+
+def _revision() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def totals(record: Path) -> Counter[str]:
