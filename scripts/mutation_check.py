@@ -166,7 +166,9 @@ def check_control(copy: Copy, mutations: Sequence[Mutation], console: Console) -
 
 def show(verdicts: Sequence[Verdict], console: Console) -> None:
     """Print one row per bug."""
-    table = Table("bug", "verdict", "found by", "seconds", title="Mutation check")
+    table = Table("bug", "verdict", title="Mutation check")
+    table.add_column("found by", overflow="fold")
+    table.add_column("seconds", justify="right")
     for verdict in verdicts:
         told = "[green]killed[/]" if verdict.is_killed else "[red]SURVIVED[/]"
         found = [test.rpartition("::")[2] for test in verdict.found_by]

@@ -261,10 +261,7 @@ MUTATIONS = (
         f"{_LUA}/4_fleet.lua",
         "    if v[1] == A[b + 1] and v[2] == 'run' and v[3] == A[1] then",
         "    if v[2] == 'run' then",
-        (
-            f"{_FUNCTIONS}::test_a_beat_renews_leases_and_names_the_jobs_that_were_lost",
-            _MODEL,
-        ),
+        (_MODEL,),
     ),
     Mutation(
         "a new leader reaps before workers had a lease to beat",
