@@ -11,21 +11,28 @@ local declared, num_writes = {}, 0
 -- What the server offers while it loads a library is not what it offers while a function runs.
 local function server() return redis end
 local READS = {TIME = true, GET = true, HGET = true, HMGET = true, HSTRLEN = true, EXISTS = true,
-  XLEN = true, ZSCORE = true}
+  XLEN = true, XRANGE = true, ZSCORE = true}
 local NO_KEY = {TIME = true, SPUBLISH = true}
 local redis = {}
 function redis.error_reply(message) return server().error_reply(message) end
-function redis.call(name, ...)
-  local args = {...}
+local function check(name, args)
   if not NO_KEY[name] then
     local first = name == 'XGROUP' and 2 or 1
+    while name == 'XREADGROUP' and args[first - 1] ~= 'STREAMS' do first = first + 1 end
     local last = (name == 'DEL' or name == 'EXISTS') and #args or first
     for i = first, last do
       if not declared[args[i]] then error('undeclared key ' .. tostring(args[i])) end
     end
   end
   if not READS[name] then num_writes = num_writes + 1 end
+end
+function redis.call(name, ...)
+  check(name, {...})
   return server().call(name, ...)
+end
+function redis.pcall(name, ...)
+  check(name, {...})
+  return server().pcall(name, ...)
 end
 function redis.register_function(spec)
   local callback = spec.callback
