@@ -12,7 +12,7 @@ from support import shard
 from support.shard import KEYS, QUEUE
 from tidemill.protocol import calls, messages
 from tidemill.protocol.calls import JobRef, RetryPause
-from tidemill.protocol.functions import _ERRORS, Call
+from tidemill.protocol.functions import _ERRORS, LUA_SOURCE, Call
 from tidemill.protocol.keys import ShardKeys, is_permanent
 from tidemill.protocol.messages import (
     JobEnd,
@@ -160,6 +160,11 @@ def test_the_keys_and_arguments_of_a_function_are_as_documented(call: Call[objec
     kinds = [name.removeprefix(KEYS.prefix).partition(":")[0] for name in given]
     assert kinds == [re.split(r"[:.]", name)[0] for name in names]
     assert len(call.args) == len(arguments.split(","))
+
+
+def test_every_function_has_its_arguments_documented() -> None:
+    registered = set(re.findall(r"^register_function\('(\w+)'", LUA_SOURCE, re.MULTILINE))
+    assert {row[0] for row in rows("### Arguments and replies")} - {"function"} == registered
 
 
 def test_the_ending_keys_are_as_documented() -> None:

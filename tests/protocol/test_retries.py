@@ -79,6 +79,17 @@ def test_a_job_tried_again_goes_on_where_it_was(redis_client: redis.Redis) -> No
     assert shard.read_log(redis_client, job_id).writers == [fence, again]
 
 
+def test_an_earlier_attempt_of_the_same_worker_cannot_give_the_job_back(
+    redis_client: redis.Redis,
+) -> None:
+    job_id = shard.submit(redis_client)
+    old = start(redis_client, job_id)
+    shard.release(redis_client, job_id, old)
+    start(redis_client, job_id)
+    assert shard.nack(redis_client, job_id, old) is NackOutcome.NOT_OURS
+    assert state(redis_client, job_id) == "run"
+
+
 @pytest.mark.parametrize("jitter", [0.5, 1.0])
 def test_the_pause_doubles_up_to_its_cap_and_is_spread(
     redis_client: redis.Redis, jitter: float
