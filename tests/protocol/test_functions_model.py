@@ -34,7 +34,7 @@ from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import JobEnd, JobResult, JobTerms
 
 MIN_STEPS = 2000
-EXAMPLES, STEPS_PER_EXAMPLE = 110, 60
+EXAMPLES, STEPS_PER_EXAMPLE = 100, 60
 
 HOUR = 3_600_000
 HALF_HOUR, TWO_HOURS = HOUR // 2, 2 * HOUR
