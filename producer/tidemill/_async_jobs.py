@@ -57,13 +57,15 @@ class AsyncJobs:
         while (found := await link.read(read)) is None:
             if rescue is None:
                 raise not_found(job_id)
-            await rescue.bring_back(0, None)
+            await rescue.bring_back(0, time.monotonic() + link.timeout)
         if rescue is not None and found.state.is_terminal:
             rescue.note_end()
         return found
 
-    async def cancel(self, job_id: str) -> JobState:
-        """End a job now and return its final state."""
+    async def cancel(self, job_id: str, receipt: Receipt | None = None) -> JobState:
+        """End a job now and return its final state; nothing brings it back."""
+        if receipt is not None:
+            receipt.has_ended = True
         link = self._links.of(job_id)
         while True:
             where = await link.read(location(keys_of(job_id), job_id))

@@ -250,6 +250,39 @@ def test_a_job_whose_end_was_seen_is_not_run_again_after_a_loss(
             job.result(60)
 
 
+def test_a_cancelled_job_is_not_brought_back(
+    producer: Twin, broker: LossyBroker, client: redis.Redis
+) -> None:
+    mill = FakeMill(client)
+    warm_up(producer, mill)
+    mark = broker.mark()
+    told, lost = producer.submit([1]), producer.submit([1])
+    told.cancel()
+    broker.lose_after(mark)
+    with pytest.raises(JobNotFound):
+        lost.cancel()
+    for job in (told, lost):
+        with pytest.raises(ResultExpired):
+            job.status()
+    assert client.xlen(KEYS.ingress("p1:default")) == 0
+
+
+def test_a_look_at_a_lost_job_does_not_wait_for_room_for_ever(
+    make_twin: MakeTwin, broker: LossyBroker, client: redis.Redis
+) -> None:
+    producer = make_twin(broker.url, timeout=2.0)
+    mill = FakeMill(client)
+    warm_up(producer, mill)
+    mark = broker.mark()
+    job = producer.submit([1])
+    broker.lose_after(mark)
+    client.hset(KEYS.settings, "jobs:*", 0)
+    with pytest.raises(JobNotFinished, match="no room to submit it again"):
+        job.status()
+    client.hdel(KEYS.settings, "jobs:*")
+    assert job.status().state == "queued"
+
+
 def test_a_handle_made_from_an_id_brings_nothing_back(
     producer: Twin, broker: LossyBroker, client: redis.Redis
 ) -> None:
