@@ -70,13 +70,11 @@ class Copy:
     @contextmanager
     def mutated(self, mutation: Mutation) -> Iterator[None]:
         """The copy with a bug in it; raises ``Outdated``."""
-        path = self.root / mutation.file
-        before = path.read_text("utf-8")
-        mutation.apply(self.root)
+        before = mutation.apply(self.root)
         try:
             yield
         finally:
-            path.write_text(before, "utf-8")
+            (self.root / mutation.file).write_text(before, "utf-8")
 
     def run(self, tests: Sequence[str]) -> set[str]:
         """Run tests; returns those that failed, all of them if they do not end."""

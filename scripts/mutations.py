@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+_HERE = "scripts/mutations.py"
 _LUA = "producer/tidemill/protocol/library"
 _FUNCTIONS = "tests/protocol/test_functions.py"
 _MODEL = (
@@ -32,17 +33,24 @@ class Mutation:
     new: str
     tests: tuple[str, ...]
 
-    def apply(self, root: Path) -> None:
-        """Plant the bug in the copy of the repository at ``root``; raises ``Outdated``."""
+    def apply(self, root: Path) -> str:
+        """Plant the bug in the copy of the repository at ``root``; raises ``Outdated``.
+
+        Returns the file's text without it.
+        """
         path = root / self.file
-        path.write_text(self.mutated(path.read_text("utf-8")), "utf-8")
+        if not path.exists():
+            raise Outdated(f"{self.name}: there is no {self.file}; bring {_HERE} up to date")
+        text = path.read_text("utf-8")
+        path.write_text(self.mutated(text), "utf-8")
+        return text
 
     def mutated(self, text: str) -> str:
         """Return the file's text with the bug; raises ``Outdated``."""
         if (found := text.count(self.old)) != 1:
             raise Outdated(
                 f"{self.name}: its text is {found} times in {self.file}, not once;"
-                " bring scripts/mutations.py up to date"
+                f" bring {_HERE} up to date"
             )
         return text.replace(self.old, self.new)
 
@@ -104,9 +112,9 @@ MUTATIONS = (
     ),
     Mutation(
         "pointers are acknowledged when they are read",
-        "scheduler/tidemill_scheduler/fenced.py",
-        "pipe.xreadgroup(GROUP, CONSUMER, streams, count=count)",
-        "pipe.xreadgroup(GROUP, CONSUMER, streams, count=count, noack=True)",
+        f"{_LUA}/4_fleet.lua",
+        "'COUNT', A[2],\n      'STREAMS', K[i]",
+        "'COUNT', A[2], 'NOACK',\n      'STREAMS', K[i]",
         (
             f"{_STANDBY}[scheduler.after_read]",
             f"{_SCHEDULERS}::test_scheduler_dies_while_it_serves_the_front_door"
@@ -251,9 +259,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a leader of an earlier epoch reads pointers",
-        "scheduler/tidemill_scheduler/fenced.py",
-        "if await pipe.get(keys.epoch) != str(epoch).encode():",
-        "if not await pipe.get(keys.epoch):",
+        f"{_LUA}/4_fleet.lua",
+        "if redis.call('GET', K[1]) ~= A[1] then return redis.error_reply('EPOCH') end",
+        "",
         ("tests/scheduler/test_ingress.py::test_a_leader_of_an_earlier_epoch_reads_nothing",),
     ),
     Mutation(

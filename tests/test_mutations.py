@@ -29,6 +29,11 @@ def test_every_bug_has_a_name_of_its_own() -> None:
     assert len(BY_NAME) == len(MUTATIONS) >= 10
 
 
+def test_a_bug_in_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Outdated, match=r"a bug: there is no file\.py"):
+        Mutation("a bug", "file.py", "old", "new", ("test",)).apply(tmp_path)
+
+
 def test_a_bug_whose_text_has_changed_is_named() -> None:
     mutation = Mutation("a bug", "file.py", "old", "new", ("test",))
     assert mutation.mutated("an old text") == "an new text"

@@ -27,8 +27,9 @@ NUM_JOBS = 4
 SLOW_SECONDS = 0.05
 
 
-def start_broker(directory: Path, fsync: FsyncPolicy) -> EmbeddedBroker:
-    return EmbeddedBroker.start(directory, fsync=fsync, binary=require_server_binary())
+def start_broker(directory: Path, fsync: FsyncPolicy, *, port: int | None = None) -> EmbeddedBroker:
+    binary = require_server_binary()
+    return EmbeddedBroker.start(directory, fsync=fsync, port=port, binary=binary)
 
 
 def kill(broker: EmbeddedBroker) -> None:
@@ -157,7 +158,7 @@ def test_broker_that_lost_accepted_jobs_gets_them_again_from_their_owner(
 def test_replica_takes_the_place_of_its_killed_master(set_stage: SetStage, tmp_path: Path) -> None:
     port = free_port()
     with (
-        EmbeddedBroker.start(tmp_path / "master", port=port, fsync="no") as master,
+        start_broker(tmp_path / "master", "no", port=port) as master,
         start_fast_server(tmp_path / "replica") as replica,
         Forwarder(str(master.settings.socket_path)) as forwarder,
     ):
@@ -165,7 +166,10 @@ def test_replica_takes_the_place_of_its_killed_master(set_stage: SetStage, tmp_p
         set_stage(master).client.config_set("repl-diskless-sync-delay", 0)
         stage = set_stage(replica, forwarder.url)
         stage.client.replicaof("127.0.0.1", port)
-        wait_until(lambda: stage.client.info("replication")["master_link_status"] == "up")
+        stage.wait(
+            lambda: stage.client.info("replication")["master_link_status"] == "up",
+            "the replica has what its master has",
+        )
         jobs = plan_jobs(NUM_JOBS)
         stage.leader()
         stage.worker(step_seconds=SLOW_SECONDS)
