@@ -1,0 +1,87 @@
+"""Entries that cannot become jobs at once."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+import redis.asyncio
+
+from support.puppet_worker import PuppetWorker
+from support.shard import KEYS, cancel
+from tidemill.protocol.calls import Submitted
+from tidemill.protocol.errors import InvalidRequest, UnknownModel
+from tidemill.service.redis import connect_async
+from tidemill_scheduler.front_entry import FrontEntry, parse_entry
+from tidemill_scheduler.front_outcome import Delay, Outcome
+from tidemill_scheduler.front_submitter import FrontSubmitter
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    async with connect_async(redis_url, retries=0) as connection:
+        yield connection
+
+
+def entry(age_seconds: float = 0.0, **request: object) -> FrontEntry:
+    """An entry written so many seconds ago."""
+    body = {"request": {"prompt_ids": [1, 2, 3], **request}}
+    entry_id = f"{round((time.time() - age_seconds) * 1000)}-0"
+    return parse_entry(entry_id, {b"v": b"1", b"body": json.dumps(body).encode()})
+
+
+async def submit_one(
+    client: redis.asyncio.Redis, given: FrontEntry, *served: str, patience: float = 30.0
+) -> Outcome:
+    submitter = FrontSubmitter(client, KEYS, lambda: served, patience)
+    outcomes = await submitter.submit([given])
+    assert list(outcomes) == [given.entry_id]
+    return outcomes[given.entry_id]
+
+
+@pytest.mark.parametrize("model", [{}, {"model": "absent"}])
+async def test_a_model_is_waited_for_before_its_entries_are_refused(
+    client: redis.asyncio.Redis, redis_client: redis.Redis, model: dict[str, str]
+) -> None:
+    young, old = entry(**model), entry(age_seconds=60, **model)
+
+    assert isinstance(await submit_one(client, young), Delay)
+    assert isinstance(await submit_one(client, old), UnknownModel)
+
+
+async def test_the_only_model_whose_workers_live_goes_before_those_known(
+    client: redis.asyncio.Redis, redis_client: redis.Redis
+) -> None:
+    for name in ("lives", "gone"):
+        PuppetWorker(redis_client, model=name)
+
+    refused = await submit_one(client, entry())
+    accepted = await submit_one(client, entry(), "lives")
+
+    assert isinstance(refused, InvalidRequest)
+    assert refused.message == "request.model: several are served: gone, lives"
+    assert isinstance(accepted, Submitted)
+    assert redis_client.hget(KEYS.job(accepted.job_id), "md") == b"lives"
+    cancel(redis_client, accepted.job_id)
+
+
+@pytest.fixture
+def full_memory(redis_client: redis.Redis) -> Iterator[redis.Redis]:
+    """A server that refuses whatever needs more memory."""
+    PuppetWorker(redis_client)
+    redis_client.config_set("maxmemory", 1)
+    yield redis_client
+    redis_client.config_set("maxmemory", 0)
+
+
+async def test_an_entry_waits_while_the_servers_memory_is_full(
+    client: redis.asyncio.Redis, full_memory: redis.Redis
+) -> None:
+    assert isinstance(await submit_one(client, entry(tenant="new"), "m"), Delay)
+
+    full_memory.config_set("maxmemory", 0)
+
+    accepted = await submit_one(client, entry(tenant="new"), "m")
+    assert isinstance(accepted, Submitted)
+    cancel(full_memory, accepted.job_id)
