@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Another broker to test against than the one in the wheel.
 SERVER ?= $(shell command -v redis-server)
-BROKER_TESTS := tests/protocol tests/sdk tests/scheduler tests/worker $(wildcard \
+BROKER_TESTS := tests/protocol tests/sdk tests/scheduler tests/worker tests/crash $(wildcard \
 	$(addprefix tests/service/test_, acl.py redis.py cluster.py sentinel.py tls.py \
 	embedded_broker.py resolve_broker.py))
 # Idle OpenMP threads that spin starve each other on shared cores.
