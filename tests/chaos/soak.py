@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     while not _is_reached(totals(given.record), given.jobs, given.kills):
         plan = make_plan(seed, given.round_jobs, given.round_seconds)
         directory = Path(tempfile.mkdtemp(prefix=f"tidemill-soak-{seed}-", dir=given.scratch))
-        report = perform(plan, directory, StageOptions(fsync=given.fsync), quiet=True)
+        try:
+            report = perform(plan, directory, StageOptions(fsync=given.fsync), quiet=True)
+        except Exception:
+            # The outermost loop: a run that could not be judged counts for nothing but a failure.
+            traceback.print_exc()
+            print(f"seed {seed} could not be judged; its record is in {directory}", flush=True)
+            failed, seed = failed + 1, seed + 1
+            continue
         print_report(report)
         with given.record.open("a") as record:
             record.write(json.dumps(row_of(report, given.fsync)) + "\n")
