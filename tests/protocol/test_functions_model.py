@@ -50,7 +50,7 @@ TERMS = st.builds(
     batch=st.sampled_from(["", "", "b"]),
     delayed=st.sampled_from([False, False, True]),
     limits=st.frozensets(st.sampled_from(LIMITS)),
-    max_retries=st.integers(0, 2),
+    max_retries=st.sampled_from([0, 0, 1, 2]),
     num_tokens=st.integers(0, 5),
 )
 
@@ -161,7 +161,7 @@ class Functions(RuleBasedStateMachine):
         """One of the calls that would be too frequent with a rule for each."""
         kinds = [self.take_over, self.retire, self.somebody_adds_a_pointer, self.close_batch]
         kinds += [self.trim] * 2 * bool(self.model.ended)
-        kinds += [self.drop_letter] * 4 * bool(self.model.letters)
+        kinds += [self.drop_letter] * 8 * bool(self.model.letters)
         kinds[number % len(kinds)](number // len(kinds), versions)
 
     def close_batch(self, _number: int, versions: list[int]) -> None:
