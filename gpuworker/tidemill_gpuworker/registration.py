@@ -1,12 +1,12 @@
 """How a worker makes itself known, and how it takes its leave."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import redis
 
 from tidemill.protocol import calls
+from tidemill.protocol.calls import Fields
 from tidemill.protocol.functions import ensure_library, run
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import ModelCard, WorkerInfo
@@ -38,19 +38,7 @@ class Registration:
         )
         run(self.client, call)
 
-    def deregister(self, cursor: str) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
-        """Take the worker out; returns the commands after ``cursor`` that nobody has read.
-
-        In one transaction, so that no command can slip in between and be lost.
-        """
-        worker_id = self.info.worker_id
-        with self.client.pipeline(transaction=True) as pipe:
-            pipe.zrem(self.keys.workers, worker_id)
-            pipe.xrange(self.keys.commands(worker_id), min=f"({cursor}")
-            pipe.delete(
-                self.keys.worker_info(worker_id),
-                self.keys.commands(worker_id),
-                self.keys.status(worker_id),
-            )
-            _, unread, _ = pipe.execute()
-        return list(unread)
+    def deregister(self, cursor: str) -> list[tuple[bytes, Fields]]:
+        """Take the worker out; returns the commands after ``cursor`` that nobody has read."""
+        call = calls.deregister(self.keys, worker_id=self.info.worker_id, cursor=cursor)
+        return run(self.client, call)

@@ -11,12 +11,13 @@ from typing import Any, cast
 import redis.asyncio
 from redis import exceptions
 
+from tidemill.protocol import calls
+from tidemill.protocol.calls import Entry, Fields, ReadError
 from tidemill.protocol.errors import InvalidRequest, ProtocolError, TidemillError
-from tidemill.protocol.functions import run_each_async
+from tidemill.protocol.functions import run_async, run_each_async
 from tidemill.protocol.keys import GROUP, ShardKeys
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
-from tidemill_scheduler.fenced import Entry, Fields, read_fenced
 from tidemill_scheduler.front_entry import FrontEntry, parse_entry
 from tidemill_scheduler.front_outcome import Delay, Outcome, answer_of, name_of
 from tidemill_scheduler.front_submitter import FrontSubmitter
@@ -75,9 +76,9 @@ class FrontDoor:
         if len(self._waiting) >= MAX_WAITING:
             return False
         positions = {self._keys.front_door: self._position}
-        reply = await read_fenced(self._client, self._keys, self._epoch, positions, _BATCH)
-        [entries] = reply.entries
-        if isinstance(entries, exceptions.ResponseError):
+        call = calls.read(self._keys, epoch=self._epoch, positions=positions, count=_BATCH)
+        [entries] = (await run_async(self._client, call)).entries
+        if isinstance(entries, ReadError):
             await self._repair(entries)
             return False
         is_caught_up = self._position == ">"
@@ -175,9 +176,9 @@ class FrontDoor:
             # There is one already; or memory is full, and nobody can add to the stream either.
             _log.debug("the group of the front door is not made: %s", error)
 
-    async def _repair(self, error: exceptions.ResponseError) -> None:
-        if not str(error).startswith("NOGROUP"):
-            raise error
+    async def _repair(self, error: ReadError) -> None:
+        if not error.message.startswith("NOGROUP"):
+            raise exceptions.ResponseError(error.message)
         # The server has lost its data.
         self._position, self._last_read = "0", "0-0"
         await self._make_group()

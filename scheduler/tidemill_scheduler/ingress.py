@@ -10,12 +10,12 @@ import redis.asyncio
 from redis import exceptions
 
 from tidemill.protocol import calls
+from tidemill.protocol.calls import Entry, FencedReply, Fields, ReadError
 from tidemill.protocol.errors import MalformedMessage
 from tidemill.protocol.functions import run_async, run_many_async
 from tidemill.protocol.keys import GROUP, ShardKeys
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
-from tidemill_scheduler.fenced import Entry, FencedReply, Fields, read_fenced
 from tidemill_scheduler.jobs import WaitingJob, entry_number, is_queue_name, parse_pointer
 
 _log = logging.getLogger(__name__)
@@ -69,18 +69,14 @@ class Ingress:
 
     async def acknowledge(self, queue: str, entry_id: str) -> None:
         """Remove a pointer whose job was cancelled, or has a newer one."""
-        stream = self._keys.ingress(queue)
-        async with self._client.pipeline(transaction=True) as pipe:
-            pipe.xack(stream, GROUP, entry_id)
-            pipe.xdel(stream, entry_id)
-            await pipe.execute()
+        await run_async(self._client, calls.acknowledge(self._keys.ingress(queue), [entry_id]))
 
     async def _read_some(self, queues: Sequence[str]) -> list[WaitingJob]:
         reply = await self._read_fenced(queues)
         jobs: list[WaitingJob] = []
         caught_up: list[str] = []
         for queue, entries in zip(queues, reply.entries, strict=True):
-            if isinstance(entries, exceptions.ResponseError):
+            if isinstance(entries, ReadError):
                 await self._repair(queue, entries)
                 continue
             if self._advance(queue, entries):
@@ -91,8 +87,9 @@ class Ingress:
     async def _read_fenced(self, queues: Sequence[str]) -> FencedReply:
         positions = {self._keys.ingress(q): self._positions.get(q, "0") for q in queues}
         count = min(_MAX_READ_OF_QUEUE, _MAX_READ // len(queues))
-        reply = await read_fenced(self._client, self._keys, self._epoch, positions, count)
-        self._clock_offset = time.monotonic() - reply.server_seconds
+        call = calls.read(self._keys, epoch=self._epoch, positions=positions, count=count)
+        reply = await run_async(self._client, call)
+        self._clock_offset = time.monotonic() - reply.now_ms / 1000
         return reply
 
     async def _parse(self, queue: str, entries: Sequence[Entry]) -> list[WaitingJob]:
@@ -146,9 +143,9 @@ class Ingress:
         )
         await run_async(self._client, call)
 
-    async def _repair(self, queue: str, error: exceptions.ResponseError) -> None:
-        if not str(error).startswith("NOGROUP"):
-            _log.warning("queue %s cannot be read: %s", queue, error)
+    async def _repair(self, queue: str, error: ReadError) -> None:
+        if not error.message.startswith("NOGROUP"):
+            _log.warning("queue %s cannot be read: %s", queue, error.message)
             return
         # The stream was retired meanwhile, or lost its group with a server's data.
         self._positions.pop(queue, None)

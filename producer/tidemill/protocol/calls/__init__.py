@@ -24,6 +24,7 @@ from tidemill.protocol.calls.fleet import (
     Measures,
     beat,
     bury,
+    deregister,
     drop_letter,
     lead,
     measure,
@@ -35,6 +36,14 @@ from tidemill.protocol.calls.fleet import (
 )
 from tidemill.protocol.calls.job_ref import REF_FIELDS, JobRef
 from tidemill.protocol.calls.lifetimes import DEAD_TTL_MS, JOB_TTL_MS, LOG_TTL_MS, MODEL_TTL_MS
+from tidemill.protocol.calls.reading import (
+    Entry,
+    FencedReply,
+    Fields,
+    ReadError,
+    acknowledge,
+    read,
+)
 from tidemill.protocol.calls.replies import Written
 from tidemill.protocol.calls.submitting import (
     DEFAULT_MAX_QUEUED,
@@ -58,13 +67,18 @@ __all__ = [
     "REF_FIELDS",
     "Beat",
     "Dispatched",
+    "Entry",
+    "FencedReply",
+    "Fields",
     "JobRef",
     "Measures",
     "NackOutcome",
     "NewJob",
+    "ReadError",
     "RetryPause",
     "Submitted",
     "Written",
+    "acknowledge",
     "answer",
     "append",
     "beat",
@@ -72,6 +86,7 @@ __all__ = [
     "cancel",
     "claim",
     "close_batch",
+    "deregister",
     "dispatch",
     "drop_letter",
     "expire",
@@ -82,6 +97,7 @@ __all__ = [
     "promote",
     "queue_class",
     "queue_name",
+    "read",
     "reap",
     "register",
     "release",

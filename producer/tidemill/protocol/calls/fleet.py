@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidemill.protocol.calls.lifetimes import LOG_TTL_MS, MODEL_TTL_MS
+from tidemill.protocol.calls.reading import Fields, written_entries
 from tidemill.protocol.calls.replies import text
 from tidemill.protocol.codec import encode
 from tidemill.protocol.functions import Call
@@ -90,6 +91,21 @@ def register(
             tokenizer,
         ),
         int,
+    )
+
+
+def deregister(keys: ShardKeys, *, worker_id: str, cursor: str) -> Call[list[tuple[bytes, Fields]]]:
+    """Take a worker out; returns the entries of its command stream after ``cursor``."""
+    return Call(
+        "deregister",
+        (
+            keys.workers,
+            keys.worker_info(worker_id),
+            keys.commands(worker_id),
+            keys.status(worker_id),
+        ),
+        (worker_id, cursor),
+        written_entries,
     )
 
 

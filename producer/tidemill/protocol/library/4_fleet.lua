@@ -68,6 +68,39 @@ local function measure(K, A)
   return 1
 end
 
+-- Takes a worker out, and tells which commands nobody has read, so that none is lost.
+-- KEYS wk wi cmd status   ARGV worker cursor   -> the entries of cmd after the cursor
+local function deregister(K, A)
+  local unread = redis.call('XRANGE', K[3], '(' .. A[2], '+')
+  redis.call('ZREM', K[1], A[1])
+  redis.call('DEL', K[2], K[3], K[4])
+  return unread
+end
+
+-- Reads streams as the only consumer of their group, in the name of an epoch: a leader that was
+-- paused must not take entries away from its successor, who would never see them.  A function and
+-- no transaction, because a server whose memory is full refuses those.
+-- KEYS sche stream1 stream2 ...   ARGV epoch count position1 position2 ...
+-- -> {now_ms, per stream: {entries} | {false, the server's error}}; error EPOCH
+local function read(K, A)
+  if redis.call('GET', K[1]) ~= A[1] then return redis.error_reply('EPOCH') end
+  local reply = {now()}
+  for i = 2, #K do
+    local found = redis.pcall('XREADGROUP', 'GROUP', 'sched', 's', 'COUNT', A[2],
+      'STREAMS', K[i], A[i + 1])
+    if found and found.err then reply[i] = {false, found.err}
+    else reply[i] = {found and found[1][2] or {}} end
+  end
+  return reply
+end
+
+-- Takes entries off a stream that the group has read.
+-- KEYS stream   ARGV entry1 entry2 ...   -> how many there were
+local function acknowledge(K, A)
+  redis.call('XACK', K[1], 'sched', unpack(A))
+  return redis.call('XDEL', K[1], unpack(A))
+end
+
 -- Moves a pointer that nobody can read to the dead letters.
 -- KEYS in dead   ARGV entry queue job reason   -> 1 moved | 0 was not there
 local function bury(K, A)
