@@ -11,13 +11,14 @@ from tidemill._endpoint import Endpoint
 from tidemill._patience import SaltMissing
 from tidemill._reads import live_workers, model_card, model_names, models_of
 from tidemill._receipt import (
+    OpenReceipts,
     Receipt,
     fill_in,
     receipts,
     renew_all,
     replica_wait_ms,
-    server_now,
     submit_calls,
+    survey,
     triage,
     valid_jobs,
 )
@@ -36,6 +37,9 @@ if TYPE_CHECKING:  # the SDK works without the tokenizer extra
 #: From this size on, tokenising and hashing would hold up the event loop for milliseconds.
 _LONG_BYTES = 16 * 1024
 
+#: Lost jobs that are submitted again in one round trip.
+_PAGE_SIZE = 256
+
 
 class AsyncSubmitter:
     """Submits the jobs of one client."""
@@ -45,6 +49,7 @@ class AsyncSubmitter:
         self._replicated = replicated
         self._endpoint = endpoint
         self._catalogue = Catalogue()
+        self._open = OpenReceipts()
         self._tokenizers = AsyncRedisTokenizers(endpoint.keys, TokenizerStore(endpoint.cache_dir))
 
     async def submit_many(self, specs: Sequence[JobSpec]) -> list[Receipt | TidemillError]:
@@ -54,6 +59,7 @@ class AsyncSubmitter:
         crash_point("producer.before_submit")
         sent = await self._send(valid_jobs(made))
         crash_point("producer.after_submit")
+        self._open.add(sent)
         return fill_in(made, sent)
 
     async def resubmit(
@@ -62,11 +68,29 @@ class AsyncSubmitter:
         """Submit jobs again that a server has lost, and renew their receipts.
 
         An error tells in the place of its job why not: ``ResultExpired`` if it was not lost.
-        ``num_told`` tokens of them have been given out.
+        ``num_told`` tokens of them have been given out.  If one was lost, so may have been others
+        of this client that the same server had accepted: they are brought back as well.
         """
-        problems = triage(lost, await self._link.read(server_now()), num_told)
-        chosen = [receipt.job for receipt, no in zip(lost, problems, strict=True) if no is None]
-        return renew_all(lost, problems, await self._send(chosen))
+        found = await self._link.read(survey(self._endpoint.keys, lost))
+        problems, chosen = triage(lost, found, num_told)
+        failures: dict[str, TidemillError] = {}
+        if chosen:
+            # Whoever holds them would find them missing as well, but perhaps much later.
+            failures |= await self._bring_back([*chosen, *self._open.beside(chosen)])
+        return [
+            problem or failures.get(receipt.job_id)
+            for receipt, problem in zip(lost, problems, strict=True)
+        ]
+
+    async def _bring_back(self, lost: Sequence[Receipt]) -> dict[str, TidemillError]:
+        failures: dict[str, TidemillError] = {}
+        for start in range(0, len(lost), _PAGE_SIZE):
+            page = lost[start : start + _PAGE_SIZE]
+            found = await self._link.read(survey(self._endpoint.keys, page))
+            _, chosen = triage(page, found, 0)
+            accepted = await self._send([receipt.job for receipt in chosen])
+            failures |= renew_all(chosen, accepted)
+        return failures
 
     async def card(self, name: str | None) -> ModelCard:
         """Return a model's card, of the only model if ``name`` is None; raises ``UnknownModel``."""

@@ -5,9 +5,11 @@ the receipt of a job that is missing afterwards submits the very same job again,
 with its seed, so that it generates the same tokens.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
 from tidemill._reads import Read
 from tidemill.protocol import calls
@@ -43,7 +45,7 @@ class ServerNow:
     was_promoted: bool
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Receipt:
     """A job as it was accepted by a server.
 
@@ -109,30 +111,76 @@ def receipts(jobs: Sequence[NewJob], replies: Sequence[Any]) -> list[Receipt | T
     ]
 
 
-def server_now() -> Read[ServerNow]:
-    """Read which server answers."""
-    return Read((("INFO", "server"), ("INFO", "replication")), lambda replies: _server(*replies))
+class OpenReceipts:
+    """The receipts that somebody still holds; safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._receipts: WeakSet[Receipt] = WeakSet()
+
+    def add(self, outcomes: Sequence[Receipt | TidemillError]) -> None:
+        """Remember what a submission has brought."""
+        with self._lock:
+            self._receipts.update(r for r in outcomes if isinstance(r, Receipt))
+
+    def beside(self, lost: Sequence[Receipt]) -> list[Receipt]:
+        """Return other open jobs that the servers of ``lost`` have accepted, and may have lost.
+
+        Only own ones: some reader may have been given tokens of them.
+        """
+        servers, known = {receipt.server for receipt in lost}, set(lost)
+        with self._lock:
+            held = [r for r in self._receipts if r.server in servers and r not in known]
+        return [receipt for receipt in held if receipt.is_own and not receipt.has_ended]
 
 
-def triage(lost: Sequence[Receipt], server: ServerNow, num_told: int) -> list[TidemillError | None]:
-    """Return for each missing job why it may not be submitted again; None if it may.
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Which server answers now, which of the jobs in question it has, and who had accepted them.
 
-    ``num_told`` tokens of its output have been given out, so the new run must repeat them.
+    The latter as it was before the look: another reader may renew a receipt at any time.
     """
-    return [_reason_not_to(receipt, server, num_told) for receipt in lost]
+
+    server: ServerNow
+    is_there: list[bool]
+    accepted: list[ServerId]
+
+
+def survey(keys: ShardKeys, receipts: Sequence[Receipt]) -> Read[Survey]:
+    """Look for the jobs of ``receipts`` in one round trip."""
+    accepted = [receipt.server for receipt in receipts]
+    looks = (("EXISTS", keys.job(receipt.job_id)) for receipt in receipts)
+    return Read(
+        (("INFO", "server"), ("INFO", "replication"), *looks),
+        lambda replies: Survey(_server(*replies[:2]), [bool(r) for r in replies[2:]], accepted),
+    )
+
+
+def triage(
+    lost: Sequence[Receipt], found: Survey, num_told: int
+) -> tuple[list[TidemillError | None], list[Receipt]]:
+    """Return for each job what speaks against submitting it again, and those to be submitted.
+
+    A job that is there has been brought back by another reader meanwhile.  ``num_told`` tokens of
+    the output have been given out, so the new run must repeat them.
+    """
+    problems = [
+        None if is_there else _reason_not_to(receipt, accepted, found.server, num_told)
+        for receipt, is_there, accepted in zip(lost, found.is_there, found.accepted, strict=True)
+    ]
+    cases = zip(lost, problems, found.is_there, strict=True)
+    return problems, [receipt for receipt, no, there in cases if no is None and not there]
 
 
 def renew_all(
-    lost: Sequence[Receipt],
-    problems: Sequence[TidemillError | None],
-    accepted: Sequence[Receipt | TidemillError],
-) -> list[TidemillError | None]:
-    """Renew the receipts of the jobs without a problem, which were submitted again."""
-    outcomes = iter(accepted)
-    return [
-        problem or _renew(receipt, next(outcomes))
-        for receipt, problem in zip(lost, problems, strict=True)
-    ]
+    chosen: Sequence[Receipt], accepted: Sequence[Receipt | TidemillError]
+) -> dict[str, TidemillError]:
+    """Renew the receipts of jobs that were submitted again; returns what went wrong, by job id."""
+    outcomes = {
+        receipt.job_id: _renew(receipt, again)
+        for receipt, again in zip(chosen, accepted, strict=True)
+    }
+    return {job_id: problem for job_id, problem in outcomes.items() if problem is not None}
 
 
 def valid_jobs(made: Sequence[NewJob | TidemillError]) -> list[NewJob]:
@@ -148,8 +196,10 @@ def fill_in(
     return [next(outcomes) if isinstance(job, NewJob) else job for job in made]
 
 
-def _reason_not_to(receipt: Receipt, server: ServerNow, num_told: int) -> TidemillError | None:
-    if receipt.has_ended or not _is_another(receipt.server, server):
+def _reason_not_to(
+    receipt: Receipt, accepted: ServerId, server: ServerNow, num_told: int
+) -> TidemillError | None:
+    if receipt.has_ended or not _is_another(accepted, server):
         return result_expired(receipt.job_id)
     if num_told and not receipt.is_own:
         return ResultExpired(

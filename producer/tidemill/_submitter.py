@@ -10,13 +10,14 @@ from tidemill._link import Link
 from tidemill._patience import SaltMissing
 from tidemill._reads import live_workers, model_card, model_names, models_of
 from tidemill._receipt import (
+    OpenReceipts,
     Receipt,
     fill_in,
     receipts,
     renew_all,
     replica_wait_ms,
-    server_now,
     submit_calls,
+    survey,
     triage,
     valid_jobs,
 )
@@ -32,6 +33,9 @@ from tidemill.service.tokenizer_cache import HAS_TOKENIZERS, RedisTokenizers, To
 if TYPE_CHECKING:  # the SDK works without the tokenizer extra
     from tidemill.service.tokenizer import Tokenizer
 
+#: Lost jobs that are submitted again in one round trip.
+_PAGE_SIZE = 256
+
 
 class Submitter:
     """Submits the jobs of one client."""
@@ -41,6 +45,7 @@ class Submitter:
         self._replicated = replicated
         self._endpoint = endpoint
         self._catalogue = Catalogue()
+        self._open = OpenReceipts()
         self._tokenizers = RedisTokenizers(endpoint.keys, TokenizerStore(endpoint.cache_dir))
 
     def submit_many(self, specs: Sequence[JobSpec]) -> list[Receipt | TidemillError]:
@@ -50,17 +55,36 @@ class Submitter:
         crash_point("producer.before_submit")
         sent = self._send(valid_jobs(made))
         crash_point("producer.after_submit")
+        self._open.add(sent)
         return fill_in(made, sent)
 
     def resubmit(self, lost: Sequence[Receipt], *, num_told: int = 0) -> list[TidemillError | None]:
         """Submit jobs again that a server has lost, and renew their receipts.
 
         An error tells in the place of its job why not: ``ResultExpired`` if it was not lost.
-        ``num_told`` tokens of them have been given out.
+        ``num_told`` tokens of them have been given out.  If one was lost, so may have been others
+        of this client that the same server had accepted: they are brought back as well.
         """
-        problems = triage(lost, self._link.read(server_now()), num_told)
-        chosen = [receipt.job for receipt, no in zip(lost, problems, strict=True) if no is None]
-        return renew_all(lost, problems, self._send(chosen))
+        found = self._link.read(survey(self._endpoint.keys, lost))
+        problems, chosen = triage(lost, found, num_told)
+        failures: dict[str, TidemillError] = {}
+        if chosen:
+            # Whoever holds them would find them missing as well, but perhaps much later.
+            failures |= self._bring_back([*chosen, *self._open.beside(chosen)])
+        return [
+            problem or failures.get(receipt.job_id)
+            for receipt, problem in zip(lost, problems, strict=True)
+        ]
+
+    def _bring_back(self, lost: Sequence[Receipt]) -> dict[str, TidemillError]:
+        failures: dict[str, TidemillError] = {}
+        for start in range(0, len(lost), _PAGE_SIZE):
+            page = lost[start : start + _PAGE_SIZE]
+            found = self._link.read(survey(self._endpoint.keys, page))
+            _, chosen = triage(page, found, 0)
+            accepted = self._send([receipt.job for receipt in chosen])
+            failures |= renew_all(chosen, accepted)
+        return failures
 
     def card(self, name: str | None) -> ModelCard:
         """Return a model's card, of the only model if ``name`` is None; raises ``UnknownModel``."""

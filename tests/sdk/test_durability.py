@@ -14,7 +14,7 @@ from support.twins import MakeTwin, Twin
 from support.valkey import require_server_binary
 from support.wait import wait_until
 from tidemill import BrokerUnavailable, ConfigError
-from tidemill._receipt import Receipt, ServerId, ServerNow, triage
+from tidemill._receipt import Receipt, ServerId, survey, triage
 from tidemill.protocol import calls
 from tidemill.protocol.calls import Measures, NewJob
 from tidemill.protocol.functions import ensure_library, run
@@ -141,9 +141,20 @@ def receipt(accepted: ServerId, *, is_own: bool = True) -> Receipt:
 def test_a_missing_job_is_lost_only_if_its_server_is_another_one(
     accepted: tuple[str, str], now: tuple[str, str], promoted: bool, is_lost: bool
 ) -> None:
-    server = ServerNow(ServerId(*now), was_promoted=promoted)
-    [problem] = triage([receipt(ServerId(*accepted))], server, 0)
-    assert (problem is None) is is_lost
+    held = receipt(ServerId(*accepted))
+    look = survey(KEYS, [held])
+    info = {"run_id": now[0]}, {"master_replid": now[1], "master_replid2": 7 if promoted else 0}
+    [problem], chosen = triage([held], look.parse([*info, 0]), 0)
+    assert ((problem is None), chosen) == (is_lost, [held] if is_lost else [])
+    assert triage([held], look.parse([*info, 1]), 0) == ([None], [])
+
+
+def test_a_receipt_renewed_during_the_look_is_judged_by_what_it_said_before() -> None:
+    held = receipt(ServerId("run1", "rep1"))
+    look = survey(KEYS, [held])
+    held.server = ServerId("run2", "rep2")
+    found = look.parse([{"run_id": "run2"}, {"master_replid": "rep2"}, 0])
+    assert triage([held], found, 0) == ([None], [held])
 
 
 def test_a_server_without_the_replicas_it_wants_is_waited_for(

@@ -283,6 +283,38 @@ def test_a_look_at_a_lost_job_does_not_wait_for_room_for_ever(
     assert job.status().state == "queued"
 
 
+def test_the_first_handle_that_notices_brings_all_others_back(
+    producer: Twin, broker: LossyBroker, client: redis.Redis
+) -> None:
+    mill = FakeMill(client)
+    ended = producer.submit([1])
+    mill.claim().finish(1)
+    ended.result(30)
+    jobs = producer.submit_many([[2]] * 300)
+    jobs[1].cancel()
+    dropped = jobs.pop().id
+    broker.lose_everything()
+    assert jobs[0].status().state == "queued"
+    ids = {job.id for job in jobs} - {jobs[1].id}
+    there = {key.decode().removeprefix(KEYS.job("")) for key in client.scan_iter(KEYS.job("*"))}
+    assert there - {dropped} == ids
+
+
+def test_two_readers_of_one_lost_job_do_not_take_it_from_each_other(
+    producer: Twin, broker: LossyBroker, client: redis.Redis
+) -> None:
+    FakeMill(client)
+    job = producer.submit([1])
+    waiters = [Waiter(lambda: job.result(60)) for _ in range(5)]
+    waiters += [Waiter(lambda: [c.ids for c in job.stream()]) for _ in range(5)]
+    broker.lose_everything()
+    wait_until(lambda: client.exists(KEYS.job(job.id)), 30, "the second submission")
+    FakeMill(client).claim().finish(2)
+    outcomes = [waiter.join() for waiter in waiters]
+    assert [result.token_ids for result in outcomes[:5]] == [(0, 1)] * 5
+    assert outcomes[5:] == [[(0, 1)]] * 5
+
+
 def test_a_handle_made_from_an_id_brings_nothing_back(
     producer: Twin, broker: LossyBroker, client: redis.Redis
 ) -> None:
