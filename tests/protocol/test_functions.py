@@ -7,7 +7,12 @@ from support import shard
 from support.shard import KEYS, QUEUE
 from tidemill.protocol import calls
 from tidemill.protocol.codec import decode
-from tidemill.protocol.errors import IdempotencyConflict, QueueFull, StaleEpoch
+from tidemill.protocol.errors import (
+    BrokerUnavailable,
+    IdempotencyConflict,
+    QueueFull,
+    StaleEpoch,
+)
 from tidemill.protocol.functions import LIBRARY, LUA_SOURCE, ensure_library, run, run_each, run_many
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import JobResult, ModelCard, WorkerInfo, WorkerStatus
@@ -445,3 +450,16 @@ def test_loading_the_library_again_is_harmless_and_repairs_another_version(
     ensure_library(redis_client)
     [library] = redis_client.function_list(library=LIBRARY, withcode=True)
     assert LUA_SOURCE.encode() in library
+
+
+def test_a_server_whose_memory_is_full_is_not_called_unsupported(
+    redis_client: redis.Redis,
+) -> None:
+    [limit] = redis_client.config_get("maxmemory").values()
+    redis_client.function_delete(LIBRARY)
+    redis_client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(BrokerUnavailable, match="memory is full"):
+            ensure_library(redis_client)
+    finally:
+        redis_client.config_set("maxmemory", limit)

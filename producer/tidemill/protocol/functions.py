@@ -14,6 +14,7 @@ import redis.asyncio
 
 from tidemill.protocol.errors import (
     BatchClosed,
+    BrokerUnavailable,
     BrokerUnsupported,
     IdempotencyConflict,
     QueueFull,
@@ -119,7 +120,8 @@ async def _send_async(client: redis.asyncio.Redis, calls: Sequence[Call[Any]]) -
 def ensure_library(client: redis.Redis) -> None:
     """Load the function library unless this very version is loaded.
 
-    A user who may not do that relies on one who did; raises ``BrokerUnsupported`` if nobody did.
+    A user who may not do that relies on one who did; raises ``BrokerUnsupported`` if nobody did,
+    ``BrokerUnavailable`` while the server's memory is full.
     """
     try:
         loaded = client.function_list(library=LIBRARY, withcode=True)
@@ -131,6 +133,12 @@ def ensure_library(client: redis.Redis) -> None:
         client.function_load(LUA_SOURCE, replace=True)
     except redis.exceptions.NoPermissionError as error:
         raise _library_missing() from error
+    except redis.exceptions.OutOfMemoryError as error:
+        # It passes, other than what a server cannot do.
+        raise BrokerUnavailable(
+            "the server's memory is full, so that it takes no function library",
+            fix="Wait until jobs have ended, or raise maxmemory.",
+        ) from error
     except redis.ResponseError as error:
         raise BrokerUnsupported(
             f"the server refused Tidemill's function library: {error}",
