@@ -19,6 +19,10 @@ from tidemill.service.redis import connect_async
 
 R = TypeVar("R")
 
+#: Calls of one link under way at once, each on a connection of its own; redis-py refuses the 101st
+#: connection of a pool as if the broker were away.
+MAX_CALLS = 64
+
 
 class AsyncLink:
     """Sends calls and reads, again while the broker is away; all of them are idempotent.
@@ -32,6 +36,7 @@ class AsyncLink:
         self.timeout = timeout
         self.client = connect_async(url, shard=shard, timeout_seconds=timeout, retries=0)
         self.listener = AsyncListener(self.client)
+        self._slots = asyncio.Semaphore(MAX_CALLS)
 
     async def call(self, call: Call[R]) -> R:
         """Run one function."""
@@ -79,8 +84,9 @@ class AsyncLink:
         patience, may_load = Patience(self.timeout), True
         while True:
             try:
-                with broker_errors():
-                    return await action()
+                async with self._slots:
+                    with broker_errors():
+                        return await action()
             except LibraryMissing:
                 if not may_load:
                     raise

@@ -8,9 +8,11 @@ import redis
 
 from support.fake_mill import KEYS, Attempt, FakeMill, text_of
 from support.wait import wait_until_async
-from tidemill import AsyncProducer, Chunk, JobSpec, _async_listener
+from tidemill import AsyncProducer, Chunk, JobNotFound, JobSpec, _async_listener
+from tidemill._async_link import MAX_CALLS
 from tidemill._async_listener import AsyncListener, Subscription
 from tidemill._listener import LOST, Notice
+from tidemill.protocol.ids import new_job_id
 from tidemill.service.redis import connect_async
 
 
@@ -307,3 +309,14 @@ async def test_a_map_cancelled_at_any_point_leaves_no_job_running(
         unfinished = redis_client.hgetall(KEYS.counters)
         unfinished.pop(b"rb", None)  # what the ended jobs keep
         assert not unfinished, f"after {num_turns} turns of the loop"
+
+
+async def test_many_calls_at_once_share_few_connections_and_all_are_answered(
+    producer: AsyncProducer, redis_client: redis.Redis
+) -> None:
+    async def look() -> None:
+        with pytest.raises(JobNotFound):
+            await producer.job_status(new_job_id())
+
+    await asyncio.gather(*(look() for _ in range(5 * MAX_CALLS)))
+    assert len(redis_client.client_list()) <= MAX_CALLS + 2
