@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -132,14 +133,19 @@ def drop(
 
 def render(letters: Sequence[DeadLetter]) -> Table:
     """Return letters as a table."""
-    table = Table(title="Dead letters", title_justify="left")
-    for name in ("letter", "written", "tenant", "job", "attempts", "reason"):
-        table.add_column(name, no_wrap=name != "reason")
+    table = Table(title="Dead letters", title_justify="left", box=box.SIMPLE)
+    # Ids in one column and never cut off, so that they can be copied from a narrow terminal too.
+    table.add_column("letter and job", no_wrap=True)
+    table.add_column("written")
+    table.add_column("tenant", overflow="fold")
+    table.add_column("tries", justify="right")
+    table.add_column("reason", overflow="fold")
     for letter in letters:
-        job = letter.job_id or f"none: entry {letter.entry_id} of {letter.queue}"
+        job = letter.job_id or f"no job: {letter.entry_id} of {letter.queue}"
+        written = when(letter.time_ms)[:19].replace("T", " ")
+        cells = (written, letter.tenant, str(letter.attempts), letter.reason)
         # Text, not markup: reasons come from everywhere.
-        cells = (when(letter.time_ms), letter.tenant, job, str(letter.attempts), letter.reason)
-        table.add_row(letter.letter_id, *map(Text, cells))
+        table.add_row(*map(Text, (f"{letter.letter_id}\n{job}", *cells)))
     return table
 
 

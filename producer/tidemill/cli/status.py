@@ -38,7 +38,7 @@ def render(snapshot: Status) -> RenderableType:
 def _totals(snapshot: Status) -> Table:
     table = Table(title="Jobs", title_justify="left", caption=_caption(snapshot))
     table.add_column("tenant")
-    for name in ("running", "queued", "tokens", "requests/min", "tokens/min"):
+    for name in ("running", "queued", "tokens", "jobs/min", "tokens/min"):
         table.add_column(name, justify="right")
     limits = {tenant.tenant: tenant for tenant in snapshot.limits}
     common = limits.pop(EVERYONE, TenantLimits(EVERYONE, {}))

@@ -4,6 +4,7 @@ import json
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -29,14 +30,10 @@ app = typer.Typer(
 
 Tenant = Annotated[str, typer.Argument(help="The tenant, or '*' for all without their own.")]
 
-_TITLES = {
-    Setting.MAX_JOBS: "max jobs",
-    Setting.MAX_TOKENS: "max tokens",
-    Setting.REQUESTS_PER_MINUTE: "requests/min",
-    Setting.TOKENS_PER_MINUTE: "tokens/min",
+_RATES = {
+    Setting.REQUESTS_PER_MINUTE: "jobs a minute",
+    Setting.TOKENS_PER_MINUTE: "tokens a minute",
     Setting.BACK_DOOR: "back door",
-    Setting.MAX_BYTES: "max bytes",
-    Setting.MAX_RESULT_BYTES: "max result bytes",
 }
 
 
@@ -119,16 +116,34 @@ def unset(
 
 def render(tenants: list[TenantLimits]) -> Table:
     """Return limits and use as a table."""
-    table = Table(title="Tenants", title_justify="left", caption="'*': all without their own")
-    table.add_column("tenant")
-    for title in ("queued jobs", "queued tokens", *_TITLES.values()):
+    table = Table(title="Tenants", title_justify="left", box=box.SIMPLE, padding=0)
+    table.caption = _caption(tenants)
+    table.add_column("tenant", overflow="fold")
+    for title in ("queued", "max jobs", "tokens", "max tokens", *_RATES.values()):
         table.add_column(title, justify="right")
     for tenant in tenants:
-        limits = (tenant.settings.get(name) for name in _TITLES)
-        used = (f"{tenant.queued_jobs:,}", f"{tenant.queued_tokens:,}")
-        cells = ("-" if limit is None else f"{limit:,}" for limit in limits)
-        table.add_row(tenant.tenant, *used, *cells)
+        row = (
+            f"{tenant.queued_jobs:,}",
+            _told(tenant, Setting.MAX_JOBS),
+            f"{tenant.queued_tokens:,}",
+            _told(tenant, Setting.MAX_TOKENS),
+            *(_told(tenant, name) for name in _RATES),
+        )
+        table.add_row(tenant.tenant, *row)
     return table
+
+
+def _told(tenant: TenantLimits, name: Setting) -> str:
+    limit = tenant.settings.get(name)
+    return "-" if limit is None else f"{limit:,}"
+
+
+def _caption(tenants: list[TenantLimits]) -> str:
+    shard = next((t for t in tenants if t.tenant == EVERYONE), TenantLimits(EVERYONE, {}))
+    return (
+        f"'*': all without their own. Bytes of unfinished requests: at most"
+        f" {_told(shard, Setting.MAX_BYTES)}; of results: {_told(shard, Setting.MAX_RESULT_BYTES)}"
+    )
 
 
 def _plain(tenant: TenantLimits) -> dict[str, object]:
