@@ -185,7 +185,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="bugs whose name has this text")
     parser.add_argument("--jobs", type=int, default=2, help="copies to work on at once")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)
     chosen = [mutation for mutation in MUTATIONS if options.only in mutation.name]
     with tempfile.TemporaryDirectory(prefix="tidemill-mutations-") as scratch:
         try:
