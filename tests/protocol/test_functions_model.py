@@ -386,7 +386,7 @@ class Functions(RuleBasedStateMachine):
     def drop_letter(self, number: int, versions: list[int]) -> None:
         if letters := list(self.model.letters.items()):
             letter = letters[number // 2 % len(letters)]
-            self._call(versions, self._drop_letter, *letter, bool(number % 2))
+            self._call(versions, self._drop_letter, *letter, number % 2 == 0)
 
     def _drop_letter(self, version: int, entry: str, job_id: str, with_job: bool) -> None:
         expected = self.model.drop_letter(entry, with_job=with_job)

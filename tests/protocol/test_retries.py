@@ -163,7 +163,7 @@ def test_a_retry_before_the_deadline_is_still_bound_by_it(redis_client: redis.Re
     assert redis_client.zcard(KEYS.delayed) == 0
 
 
-@pytest.mark.parametrize("call", ["nack", "append", "finish", "release"])
+@pytest.mark.parametrize("call", ["nack", "append", "finish", "release", "beat"])
 def test_another_worker_with_the_right_fence_can_do_nothing(
     redis_client: redis.Redis, call: str
 ) -> None:
@@ -177,6 +177,16 @@ def test_another_worker_with_the_right_fence_can_do_nothing(
         assert not shard.append(redis_client, job_id, fence, 0, 1, "wkr_old").owned
     elif call == "finish":
         assert not shard.finish(redis_client, job_id, fence, 0, 1, "wkr_old").owned
+    elif call == "beat":
+        beat = calls.beat(
+            KEYS,
+            worker_id="wkr_old",
+            model="m",
+            tokenizer_digest="t",
+            lease_ms=HOUR,
+            jobs=[(job_id, fence)],
+        )
+        assert run(redis_client, beat).lost == (job_id,)
     else:
         assert not shard.release(redis_client, job_id, fence, "wkr_old")
     assert redis_client.hgetall(KEYS.job(job_id)) == before
