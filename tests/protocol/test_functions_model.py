@@ -162,7 +162,6 @@ class Functions(RuleBasedStateMachine):
         """One of the calls that would be too frequent with a rule for each."""
         kinds = [self.take_over, self.retire, self.somebody_adds_a_pointer, self.close_batch]
         kinds += [self.trim] * 2 * bool(self.model.ended)
-        kinds += [self.drop_letter] * 8 * bool(self.model.letters)
         kinds[number % len(kinds)](number // len(kinds), versions)
 
     def close_batch(self, _number: int, versions: list[int]) -> None:
@@ -383,10 +382,11 @@ class Functions(RuleBasedStateMachine):
         expected = self.model.trim(member)
         assert self._run(version, calls.trim(KEYS, [member])) == expected
 
-    def drop_letter(self, number: int, versions: list[int]) -> None:
-        if letters := list(self.model.letters.items()):
-            letter = letters[number // 2 % len(letters)]
-            self._call(versions, self._drop_letter, *letter, number % 2 == 0)
+    @precondition(lambda self: self.model.letters)
+    @rule(number=PICK, with_job=st.sampled_from([True, True, False]), versions=VERSIONS)
+    def drop_letter(self, number: int, with_job: bool, versions: list[int]) -> None:
+        letters = list(self.model.letters.items())
+        self._call(versions, self._drop_letter, *letters[number % len(letters)], with_job)
 
     def _drop_letter(self, version: int, entry: str, job_id: str, with_job: bool) -> None:
         expected = self.model.drop_letter(entry, with_job=with_job)
