@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import redis
 
 from tidemill.protocol.errors import BrokerError, BrokerUnavailable, BrokerUnsupported
+from tidemill.protocol.functions import typed_error
 from tidemill.service.redis import is_refused, translate
 
 #: How long one call may wait for the broker, in seconds.
@@ -53,7 +54,8 @@ def broker_errors() -> Iterator[None]:
         with translate():
             yield
     except redis.RedisError as error:
-        raise _refusal(error) from error
+        # Of commands that are no functions, such as loading those, memory may be too full as well.
+        raise typed_error(error) or _refusal(error) from error
 
 
 def _refusal(error: redis.RedisError) -> BrokerError:

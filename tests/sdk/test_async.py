@@ -8,7 +8,7 @@ import redis
 
 from support.fake_mill import KEYS, Attempt, FakeMill, text_of
 from support.wait import wait_until_async
-from tidemill import AsyncProducer, Chunk, JobNotFound, JobSpec, _async_listener
+from tidemill import AsyncProducer, Chunk, JobNotFound, JobSpec, QueueFull, _async_listener
 from tidemill._async_link import MAX_CALLS
 from tidemill._async_listener import AsyncListener, Subscription
 from tidemill._listener import LOST, Notice
@@ -320,3 +320,16 @@ async def test_many_calls_at_once_share_few_connections_and_all_are_answered(
 
     await asyncio.gather(*(look() for _ in range(5 * MAX_CALLS)))
     assert len(redis_client.client_list()) <= MAX_CALLS + 2
+
+
+async def test_a_full_server_without_the_functions_is_overloaded(
+    producer: AsyncProducer, redis_client: redis.Redis
+) -> None:
+    [limit] = redis_client.config_get("maxmemory").values()
+    redis_client.function_flush()
+    redis_client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(QueueFull, match="memory is full"):
+            await producer.cancel_batch("b")
+    finally:
+        redis_client.config_set("maxmemory", limit)
