@@ -113,8 +113,8 @@ MUTATIONS = (
     Mutation(
         "pointers are acknowledged when they are read",
         f"{_LUA}/4_fleet.lua",
-        "'COUNT', A[2],\n      'STREAMS', K[i]",
-        "'COUNT', A[2], 'NOACK',\n      'STREAMS', K[i]",
+        "'COUNT', max,\n    'STREAMS'",
+        "'COUNT', max, 'NOACK',\n    'STREAMS'",
         (
             f"{_STANDBY}[scheduler.after_read]",
             f"{_SCHEDULERS}::test_scheduler_dies_while_it_serves_the_front_door"

@@ -22,6 +22,9 @@ from tidemill.protocol.functions import ensure_library
 from tidemill.service.broker import EmbeddedBroker
 from tidemill.service.redis import connect
 
+#: What tests change of the server that they share.
+SETTINGS = ("maxmemory", "appendfsync", "min-replicas-to-write", "client-output-buffer-limit")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaks_keys: may leave Redis keys without a TTL behind")
@@ -35,11 +38,15 @@ def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
 
 
 @pytest.fixture
-def redis_url(valkey_server: EmbeddedBroker) -> str:
-    """The address of an empty server."""
+def redis_url(valkey_server: EmbeddedBroker) -> Iterator[str]:
+    """The address of an empty server, whose settings are put back afterwards."""
     with connect(valkey_server.url) as client:
         client.flushall()
-    return valkey_server.url
+        before = client.config_get(*SETTINGS)
+    yield valkey_server.url
+    with connect(valkey_server.url) as client:
+        for name, value in before.items():
+            client.config_set(name, value)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tidemill._link import Link
 from tidemill._patience import SaltMissing
 from tidemill._reads import JobStatus, Read, job_status
 from tidemill.protocol import calls
-from tidemill.protocol.calls import NewJob
+from tidemill.protocol.calls import REF_FIELDS, JobRef, NewJob
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import ConfigError, InvalidRequest
 from tidemill.protocol.ids import new_job_id, shard_of
@@ -143,13 +143,10 @@ class DeadLetters:
         self._link.call(calls.salt(self._keys, tenant=tenant, random=os.urandom(SALT_BYTES)))
 
     def _drop(self, letter: DeadLetter, *, with_job: bool) -> bool:
+        with_job = with_job and _is_job_id(letter.job_id)
+        ref = JobRef.read(letter.job_id, self._fields(letter.job_id, *REF_FIELDS))
         return self._link.call(
-            calls.drop_letter(
-                self._keys,
-                entry_id=letter.letter_id,
-                job_id=letter.job_id,
-                with_job=with_job and _is_job_id(letter.job_id),
-            )
+            calls.drop_letter(self._keys, ref, entry_id=letter.letter_id, with_job=with_job)
         )
 
     def _page(self, start: str) -> Read[list[DeadLetter]]:

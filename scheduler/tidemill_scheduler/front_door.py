@@ -59,9 +59,8 @@ class FrontDoor:
         self._epoch = epoch
         self._submitter = submitter
         self._waiting = WaitingLine()
-        # Position in the pending entries; ">" once they are all known.
-        self._position = "0"
-        self._last_read = "0-0"
+        #: The last entry that this leader has read.
+        self._position = "0-0"
 
     async def run(self) -> None:
         """Serve for ever.  Raises ``StaleEpoch``."""
@@ -81,12 +80,9 @@ class FrontDoor:
         if isinstance(entries, ReadError):
             await self._repair(entries)
             return False
-        is_caught_up = self._position == ">"
-        if not is_caught_up:
-            self._position = entries[-1][0].decode() if entries else ">"
         if not entries:
-            return not is_caught_up
-        self._last_read = entries[-1][0].decode()
+            return False
+        self._position = entries[-1][0].decode()
         crash_point("scheduler.front_after_read")
         await self._drop([entry_id for entry_id, fields in entries if fields is None])
         await self._handle([_Raw(e.decode(), f) for e, f in entries if f is not None], {})
@@ -166,7 +162,7 @@ class FrontDoor:
             await asyncio.sleep(wait)
             return
         # Not as the group: a read that blocks cannot be fenced.  It shows whether one is worth it.
-        streams: Any = {self._keys.front_door: self._last_read}
+        streams: Any = {self._keys.front_door: self._position}
         await self._client.xread(streams, count=1, block=round(wait * 1000))
 
     async def _make_group(self) -> None:
@@ -180,7 +176,7 @@ class FrontDoor:
         if not error.message.startswith("NOGROUP"):
             raise exceptions.ResponseError(error.message)
         # The server has lost its data.
-        self._position, self._last_read = "0", "0-0"
+        self._position = "0-0"
         await self._make_group()
         await asyncio.sleep(_REPAIR_SECONDS)
 

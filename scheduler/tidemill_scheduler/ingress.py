@@ -38,7 +38,7 @@ class Ingress:
         self._epoch = epoch
         # Our monotonic clock minus the server's, in seconds.
         self._clock_offset = 0.0
-        # Position in each queue's pending entries; ">" once they are all known.
+        # The last entry of each queue that this leader has read.
         self._positions: dict[str, str] = {}
 
     async def active_queues(self) -> list[str]:
@@ -74,15 +74,14 @@ class Ingress:
     async def _read_some(self, queues: Sequence[str]) -> list[WaitingJob]:
         reply = await self._read_fenced(queues)
         jobs: list[WaitingJob] = []
-        caught_up: list[str] = []
         for queue, entries in zip(queues, reply.entries, strict=True):
             if isinstance(entries, ReadError):
                 await self._repair(queue, entries)
                 continue
-            if self._advance(queue, entries):
-                caught_up.append(queue)
+            if entries:
+                self._positions[queue] = entries[-1][0].decode()
             jobs += await self._parse(queue, entries)
-        return jobs + (await self._read_some(caught_up) if caught_up else [])
+        return jobs
 
     async def _read_fenced(self, queues: Sequence[str]) -> FencedReply:
         positions = {self._keys.ingress(q): self._positions.get(q, "0") for q in queues}
@@ -121,13 +120,6 @@ class Ingress:
                 pipe.hmget(self._keys.job(job.job_id), "cr", "w")
             values = dict(zip((job.job_id for job in tried), await pipe.execute(), strict=True))
         return [_with_past(job, *values.get(job.job_id, (None, None))) for job in jobs]
-
-    def _advance(self, queue: str, entries: Sequence[Entry]) -> bool:
-        """Move on in the pending entries; true once they are all read, so that new ones follow."""
-        if self._positions.get(queue) == ">":
-            return False
-        self._positions[queue] = entries[-1][0].decode() if entries else ">"
-        return not entries
 
     async def _bury(
         self, queue: str, entry_id: str, fields: Fields, error: MalformedMessage

@@ -8,6 +8,7 @@ from typing import cast
 import redis.asyncio
 
 from tidemill.protocol import calls
+from tidemill.protocol.calls import REF_FIELDS, JobRef
 from tidemill.protocol.functions import run_async
 from tidemill.protocol.keys import ShardKeys
 from tidemill_scheduler import metrics
@@ -60,9 +61,18 @@ class Retention:
         return [member.decode("utf-8", "replace") for member in cast(list[bytes], members)]
 
     async def _trim(self, members: Sequence[str], reason: str) -> int:
-        num_trimmed = await run_async(self._client, calls.trim(self._keys, members))
+        call = calls.trim(self._keys, await self._with_refs(members))
+        num_trimmed = await run_async(self._client, call)
         metrics.TRIMMED.labels(reason).inc(num_trimmed)
         return num_trimmed
+
+    async def _with_refs(self, members: Sequence[str]) -> list[tuple[str, JobRef]]:
+        job_ids = [calls.job_of(member) for member in members]
+        async with self._client.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.hmget(self._keys.job(job_id), REF_FIELDS)
+            refs = map(JobRef.read, job_ids, await pipe.execute())
+        return list(zip(members, refs, strict=True))
 
 
 def _first_of_size(num_bytes: int, members: Iterable[str]) -> list[str]:

@@ -20,18 +20,13 @@ def install(share: float, rng: random.Random) -> None:
     _wrap_async(share, rng)
 
 
-#: Reads what is new, so that a second reply has not what the first one had: a scheduler whose
-#: reply is lost starts over with what is pending.  The proxy puts that to the test.
-_NOT_REPEATED = "_read"
-
-
-def _may_repeat(words: Sequence[Any]) -> bool:
-    return words[0] in ("FCALL", b"FCALL") and not str(words[1]).endswith(_NOT_REPEATED)
+def _is_call(name: Any) -> bool:
+    return name in ("FCALL", b"FCALL")
 
 
 def _all_calls(commands: Sequence[Any]) -> bool:
     # redis-py keeps (arguments, options) pairs, its asynchronous twin the same.
-    return bool(commands) and all(_may_repeat(args) for args, _ in commands)
+    return bool(commands) and all(_is_call(args[0]) for args, _ in commands)
 
 
 def _wrap_sync(share: float, rng: random.Random) -> None:
@@ -39,7 +34,7 @@ def _wrap_sync(share: float, rng: random.Random) -> None:
     execute = Pipeline._execute_pipeline
 
     def send_twice(self: Any, conn: Any, name: Any, *args: Any, **options: Any) -> Any:
-        if _may_repeat(args) and rng.random() < share:
+        if _is_call(name) and rng.random() < share:
             send(self, conn, name, *args, **options)
         return send(self, conn, name, *args, **options)
 
@@ -57,7 +52,7 @@ def _wrap_async(share: float, rng: random.Random) -> None:
     execute = AsyncPipeline._execute_pipeline
 
     async def send_twice(self: Any, conn: Any, name: Any, *args: Any, **options: Any) -> Any:
-        if _may_repeat(args) and rng.random() < share:
+        if _is_call(name) and rng.random() < share:
             await send(self, conn, name, *args, **options)
         return await send(self, conn, name, *args, **options)
 

@@ -58,7 +58,11 @@ def test_a_time_without_a_zone_is_local(
     [
         (["--at", "tomorrow"], ConfigError, "'tomorrow' is not a time"),
         (["--delay", "-1"], InvalidRequest, "delay: -1 s"),
-        (["--delay", "9", "--deadline", "9"], InvalidRequest, "deadline: 9000 ms is not after the delay"),
+        (
+            ["--delay", "9", "--deadline", "9"],
+            InvalidRequest,
+            "deadline: 9000 ms is not after the delay",
+        ),
         (["--batch", "a b"], InvalidRequest, "batch: 'a b'"),
     ],
 )

@@ -145,7 +145,7 @@ EXAMPLES: list[Call[object]] = [
     calls.finish(KEYS, REF, fence=1, worker_id="w", chunk=CHUNK, result=JobResult(end=END)),
     calls.nack(KEYS, REF, fence=1, worker_id="w", error="e", pause=RetryPause()),
     calls.release(KEYS, job_id="job", fence=1, worker_id="w", queue=QUEUE),
-    calls.drop_letter(KEYS, entry_id="1-1", job_id="job", with_job=True),
+    calls.drop_letter(KEYS, REF, entry_id="1-1", with_job=True),
 ]
 
 

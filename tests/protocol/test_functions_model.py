@@ -380,7 +380,8 @@ class Functions(RuleBasedStateMachine):
 
     def _trim(self, version: int, member: str) -> None:
         expected = self.model.trim(member)
-        assert self._run(version, calls.trim(KEYS, [member])) == expected
+        call = calls.trim(KEYS, [(member, self.refs[calls.job_of(member)])])
+        assert self._run(version, call) == expected
 
     @precondition(lambda self: self.model.letters)
     @rule(number=PICK, with_job=st.sampled_from([True, True, False]), versions=VERSIONS)
@@ -390,7 +391,7 @@ class Functions(RuleBasedStateMachine):
 
     def _drop_letter(self, version: int, entry: str, job_id: str, with_job: bool) -> None:
         expected = self.model.drop_letter(entry, with_job=with_job)
-        call = calls.drop_letter(KEYS, entry_id=entry, job_id=job_id, with_job=with_job)
+        call = calls.drop_letter(KEYS, self.refs[job_id], entry_id=entry, with_job=with_job)
         assert self._run(version, call) == expected
 
     def retire(self, _number: int, versions: list[int]) -> None:

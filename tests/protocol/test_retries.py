@@ -225,7 +225,8 @@ def test_a_job_that_crashes_its_workers_leaves_a_letter_and_its_request(
 
 def drop(client: redis.Redis, job_id: str, *, with_job: bool) -> bool:
     [(entry, _)] = client.xrange(KEYS.dead_letters) or [(b"1-1", {})]
-    call = calls.drop_letter(KEYS, entry_id=entry.decode(), job_id=job_id, with_job=with_job)
+    ref = shard.ref_of(client, job_id)
+    call = calls.drop_letter(KEYS, ref, entry_id=entry.decode(), with_job=with_job)
     return run(client, call)
 
 
@@ -252,7 +253,8 @@ def test_a_letter_never_takes_a_job_along_that_is_not_dead(redis_client: redis.R
 
 def trim(client: redis.Redis) -> int:
     members = [member.decode() for member in client.zrange(KEYS.ended, 0, -1)]
-    call = calls.trim(KEYS, members)
+    refs = [shard.ref_of(client, calls.job_of(member)) for member in members]
+    call = calls.trim(KEYS, list(zip(members, refs, strict=True)))
     first = run(client, call)
     assert run(client, call) == 0
     return first

@@ -84,7 +84,8 @@ def test_a_jobs_whole_life(users: Users) -> None:
     assert shard.finish(users.worker, job_id, start(users, job_id), 1, 1).accepted
     assert run(users.scheduler, calls.retire(KEYS, QUEUE))
     [member] = users.scheduler.zrange(KEYS.ended, 0, -1)
-    assert run(users.scheduler, calls.trim(KEYS, [member.decode()])) == 1
+    ref = shard.ref_of(users.tester, job_id)
+    assert run(users.scheduler, calls.trim(KEYS, [(member.decode(), ref)])) == 1
 
 
 def test_a_retry_that_would_be_too_late(users: Users) -> None:
@@ -109,9 +110,8 @@ def test_dead_jobs_and_their_letters(users: Users) -> None:
     letters = users.operator.xrange(KEYS.dead_letters)
     assert len(letters) == 3
     for entry, fields in letters:
-        call = calls.drop_letter(
-            KEYS, entry_id=entry.decode(), job_id=fields[b"j"].decode(), with_job=True
-        )
+        ref = shard.ref_of(users.tester, fields[b"j"].decode())
+        call = calls.drop_letter(KEYS, ref, entry_id=entry.decode(), with_job=True)
         assert run(users.operator, call)
     assert shard.submit(users.operator, terms=LIMITED, parent=given_up)
 

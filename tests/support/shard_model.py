@@ -297,8 +297,8 @@ class ShardModel:
         job_id = self.ended.pop(member, None)
         if job_id is None:
             return 0
-        if job_id in self.jobs and not self.jobs[job_id].lives:
-            del self.jobs[job_id]
+        if job_id not in self.jobs or not self.jobs[job_id].lives:
+            self._forget(job_id)
         return 1
 
     def drop_letter(self, entry: str, *, with_job: bool) -> bool:
@@ -307,13 +307,17 @@ class ShardModel:
         job = self.jobs.get(job_id or "")
         if job and with_job and job.state == "dead":
             self.ended.pop(self._member(job), None)
-            del self.jobs[job.job_id]
+            self._forget(job.job_id)
         return job_id is not None
 
     def close_batch(self, batch: str) -> None:
         """Lets nobody in any more."""
         self.closed.add(batch)
         self.batches.setdefault(batch, Counter())
+
+    def _forget(self, job_id: str) -> None:
+        self.jobs.pop(job_id, None)
+        self.keys = {key: known for key, known in self.keys.items() if known[0] != job_id}
 
     def _withdraw(self, job: ModelJob) -> None:
         if job.state == "queued":

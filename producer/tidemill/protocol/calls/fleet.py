@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tidemill.protocol.calls.job_ref import JobRef
 from tidemill.protocol.calls.lifetimes import LOG_TTL_MS, MODEL_TTL_MS
 from tidemill.protocol.calls.reading import Fields, written_entries
 from tidemill.protocol.calls.replies import text
@@ -151,18 +152,19 @@ def bury(keys: ShardKeys, *, queue: str, entry_id: str, job_id: bytes, reason: s
     )
 
 
-def drop_letter(keys: ShardKeys, *, entry_id: str, job_id: str, with_job: bool) -> Call[bool]:
+def drop_letter(keys: ShardKeys, ref: JobRef, *, entry_id: str, with_job: bool) -> Call[bool]:
     """Take an entry off the dead letters, and forget its job ``with_job``; false if it was not."""
     return Call(
         "drop_letter",
         (
             keys.dead_letters,
-            keys.job(job_id),
-            keys.token_log(job_id),
+            keys.job(ref.job_id),
+            keys.token_log(ref.job_id),
             keys.ended,
             keys.counters,
+            keys.idempotency(ref.tenant, ref.idempotency_key),
         ),
-        (entry_id, job_id, int(with_job)),
+        (entry_id, ref.job_id, int(with_job)),
         bool,
     )
 
@@ -172,13 +174,21 @@ def retire(keys: ShardKeys, queue: str) -> Call[bool]:
     return Call("retire", (keys.ingress(queue), keys.active_queues), (queue,), bool)
 
 
-def trim(keys: ShardKeys, members: Sequence[str]) -> Call[int]:
-    """Forget ended jobs, given as members of the ``ended`` index, 128 at most; returns how many."""
+def job_of(member: str) -> str:
+    """Return the id of the job that a member of the ``ended`` index, ``<bytes> <id>``, names."""
+    return member.partition(" ")[2]
+
+
+def trim(keys: ShardKeys, members: Sequence[tuple[str, JobRef]]) -> Call[int]:
+    """Forget ended jobs, members of the ``ended`` index, 128 at most; returns how many."""
     names = [keys.ended, keys.counters]
-    for member in members:
-        job_id = member.partition(" ")[2]
-        names += [keys.job(job_id), keys.token_log(job_id)]
-    return Call("trim", tuple(names), tuple(members), int)
+    for _, ref in members:
+        names += [
+            keys.job(ref.job_id),
+            keys.token_log(ref.job_id),
+            keys.idempotency(ref.tenant, ref.idempotency_key),
+        ]
+    return Call("trim", tuple(names), tuple(member for member, _ in members), int)
 
 
 def _lead_keys(keys: ShardKeys) -> tuple[str, ...]:

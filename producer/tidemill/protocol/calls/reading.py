@@ -31,10 +31,11 @@ class FencedReply:
 def read(
     keys: ShardKeys, *, epoch: int, positions: Mapping[str, str], count: int
 ) -> Call[FencedReply]:
-    """Read ``count`` entries of each stream from its position, as the group's only consumer.
+    """Read up to ``count`` entries of each stream behind its position, the last entry id known.
 
-    Raises ``StaleEpoch``, with nothing read, if another scheduler leads.  The client must not
-    retry: a reply lost to a retry holds entries that ``>`` never shows again.
+    As the group's only consumer; none means that none is left.  Entries read before and not
+    acknowledged come again, so a lost reply loses none of them.  Raises ``StaleEpoch``, with
+    nothing read, if another scheduler leads.
     """
     return Call(
         "read",

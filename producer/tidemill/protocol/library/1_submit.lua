@@ -39,7 +39,7 @@ end
 local function lacks_room(counts, rates, limits, bytes, tokens)
   local queued, waiting, used = counts[1], counts[2], counts[3]
   local max_bytes = limits.bytes or tonumber(rates[4] or nil)
-  if max_bytes and used > 0 and used + bytes > max_bytes then
+  if max_bytes and max_bytes > 0 and used > 0 and used + bytes > max_bytes then
     return 'QUEUEFULL bytes ' .. used .. ' ' .. retry_ms(used + bytes - max_bytes, rates[3])
   end
   if queued >= limits.jobs then

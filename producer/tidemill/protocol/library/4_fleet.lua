@@ -79,17 +79,23 @@ end
 
 -- Reads streams as the only consumer of their group, in the name of an epoch: a leader that was
 -- paused must not take entries away from its successor, who would never see them.  A function and
--- no transaction, because a server whose memory is full refuses those.
+-- no transaction, because a server whose memory is full refuses those.  What was read before and
+-- lies behind the position comes first, so that a call may be made again.
 -- KEYS sche stream1 stream2 ...   ARGV epoch count position1 position2 ...
 -- -> {now_ms, per stream: {entries} | {false, the server's error}}; error EPOCH
+local function read_one(stream, position, max)
+  local found = redis.pcall('XREADGROUP', 'GROUP', 'sched', 's', 'COUNT', max,
+    'STREAMS', stream, position)
+  if found and found.err then return {false, found.err} end
+  return {found and found[1][2] or {}}
+end
+
 local function read(K, A)
   if redis.call('GET', K[1]) ~= A[1] then return redis.error_reply('EPOCH') end
   local reply = {now()}
   for i = 2, #K do
-    local found = redis.pcall('XREADGROUP', 'GROUP', 'sched', 's', 'COUNT', A[2],
-      'STREAMS', K[i], A[i + 1])
-    if found and found.err then reply[i] = {false, found.err}
-    else reply[i] = {found and found[1][2] or {}} end
+    reply[i] = read_one(K[i], A[i + 1], A[2])
+    if reply[i][1] and #reply[i][1] == 0 then reply[i] = read_one(K[i], '>', A[2]) end
   end
   return reply
 end
@@ -119,30 +125,38 @@ local function retire(K, A)
   return 1
 end
 
+-- Deletes what is left of an ended job, and its idempotency key unless another job has it now.
+local function forget(job, out, idem, id)
+  redis.call('DEL', job, out)
+  local known = redis.call('GET', idem)
+  if known and string.match(known, ' (%S+)$') == id then redis.call('DEL', idem) end
+end
+
 -- Forgets ended jobs before their time, or settles the account of those whose time is over.
--- KEYS ended cnt, then per member: job out   ARGV members ("<bytes> <id>")   -> how many
+-- KEYS ended cnt, then per member: job out idem   ARGV members ("<bytes> <id>")   -> how many
 local function trim(K, A)
   local num = 0
   for i = 1, #A do
     if redis.call('ZREM', K[1], A[i]) == 1 then
       num = num + 1
-      count(K[2], 'rb', -tonumber(string.match(A[i], '^(%d+) ')))
-      local state = redis.call('HGET', K[2 * i + 1], 'st')
-      if not state or TERMINAL[state] then redis.call('DEL', K[2 * i + 1], K[2 * i + 2]) end
+      local bytes, id = string.match(A[i], '^(%d+) (%S+)$')
+      count(K[2], 'rb', -tonumber(bytes))
+      local state = redis.call('HGET', K[3 * i], 'st')
+      if not state or TERMINAL[state] then forget(K[3 * i], K[3 * i + 1], K[3 * i + 2], id) end
     end
   end
   return num
 end
 
 -- Takes a letter off the dead letters, with its job if that is given up (drop = 1).
--- KEYS dead job out ended cnt   ARGV entry job_id drop   -> 1 | 0 was not there
+-- KEYS dead job out ended cnt idem   ARGV entry job_id drop   -> 1 | 0 was not there
 local function drop_letter(K, A)
   local gone = redis.call('XDEL', K[1], A[1])
   if gone == 1 and A[3] == '1' and redis.call('HGET', K[2], 'st') == 'dead' then
     local bytes = kept_bytes(redis.call('HSTRLEN', K[2], 'req'), redis.call('HSTRLEN', K[2], 'res'),
       redis.call('HGET', K[2], 'n'))
     if redis.call('ZREM', K[4], bytes .. ' ' .. A[2]) == 1 then count(K[5], 'rb', -bytes) end
-    redis.call('DEL', K[2], K[3])
+    forget(K[2], K[3], K[6], A[2])
   end
   return gone
 end
