@@ -99,6 +99,7 @@ def test_reading_goes_on_when_memory_is_full(redis_client: redis.Redis, epoch: i
     [(entry, job)] = read(redis_client, epoch)
     assert job == job_id
     assert run(redis_client, calls.acknowledge(STREAM, [entry])) == 1
+    redis_client.config_set("maxmemory", 0)
 
 
 def test_a_leaving_worker_learns_what_it_has_not_read(
