@@ -8,7 +8,13 @@ from typing import Any, TypeVar
 from tidemill._async_listener import AsyncListener
 from tidemill._cancellation import heeding_cancellation
 from tidemill._endpoint import Endpoint
-from tidemill._patience import LibraryExists, LibraryMissing, Patience, broker_errors
+from tidemill._patience import (
+    TRY_SHARE,
+    LibraryExists,
+    LibraryMissing,
+    Patience,
+    broker_errors,
+)
 from tidemill._plan import Plan
 from tidemill._reads import Read
 from tidemill.protocol.errors import BrokerUnavailable, TidemillError
@@ -34,7 +40,9 @@ class AsyncLink:
     def __init__(self, url: str, shard: str, timeout: float) -> None:
         #: How long one call may wait for the broker, in seconds.
         self.timeout = timeout
-        self.client = connect_async(url, shard=shard, timeout_seconds=timeout, retries=0)
+        self.client = connect_async(
+            url, shard=shard, timeout_seconds=timeout * TRY_SHARE, retries=0
+        )
         self.listener = AsyncListener(self.client)
         self._slots = asyncio.Semaphore(MAX_CALLS)
 

@@ -7,7 +7,13 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from tidemill._endpoint import Endpoint
-from tidemill._patience import LibraryExists, LibraryMissing, Patience, broker_errors
+from tidemill._patience import (
+    TRY_SHARE,
+    LibraryExists,
+    LibraryMissing,
+    Patience,
+    broker_errors,
+)
 from tidemill._plan import Plan
 from tidemill._reads import Read
 from tidemill.protocol.errors import BrokerUnavailable, ProtocolError, TidemillError
@@ -28,7 +34,7 @@ class Link:
     def __init__(self, url: str, shard: str, timeout: float) -> None:
         #: How long one call may wait for the broker, in seconds.
         self.timeout = timeout
-        self.client = connect(url, shard=shard, timeout_seconds=timeout, retries=0)
+        self.client = connect(url, shard=shard, timeout_seconds=timeout * TRY_SHARE, retries=0)
 
     def call(self, call: Call[R]) -> R:
         """Run one function."""

@@ -14,6 +14,9 @@ from tidemill.service.redis import is_refused, translate
 #: How long one call may wait for the broker, in seconds.
 DEFAULT_TIMEOUT_SECONDS = 10.0
 
+#: Share of it that one try may take: a connection that died without a word costs one try.
+TRY_SHARE = 1 / 3
+
 _BASE_SECONDS = 0.02
 _CAP_SECONDS = 0.5
 

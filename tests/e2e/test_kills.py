@@ -13,12 +13,13 @@ import pytest
 import redis
 
 from e2e.conftest import stack_options
+from support.leaks import find_leaks
 from support.shard import read_log
 from support.wait import wait_until, wait_until_async
 from tidemill import AsyncProducer, BrokerUnavailable, Chunk
 from tidemill.cli.stack import Stack
 from tidemill.cli.up import echo
-from tidemill.protocol.keys import ShardKeys, keys_of
+from tidemill.protocol.keys import keys_of
 from tidemill.service.redis import connect
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(280)]
@@ -108,7 +109,7 @@ def test_every_job_ends_once_and_every_stream_is_whole_when_everything_is_killed
         jobs, victims = asyncio.run(run_jobs(stack))
         with connect(stack.url) as client:
             check_jobs(client, jobs)
-            wait_until(lambda: is_clean(client), 30, "indexes are not empty")
+            wait_until(lambda: not find_leaks(client), 30, "something is left of ended jobs")
     assert Counter(victims) == {"worker": 2, "broker": 2, "scheduler": 2}
 
 
@@ -125,12 +126,3 @@ def check_jobs(client: redis.Redis, jobs: list[Followed]) -> None:
         assert answers.setdefault(job.prompt, job.ids) == job.ids
         assert client.hget(keys_of(job.job_id).job(job.job_id), "st") == b"done"
     assert len({job.job_id for job in jobs}) == NUM_JOBS
-
-
-def is_clean(client: redis.Redis) -> bool:
-    """Nothing is left in the indexes and counters of the shard."""
-    keys = ShardKeys()
-    left = (
-        client.zcard(keys.running) + client.zcard(keys.active_queues) + client.hlen(keys.counters)
-    )
-    return left == 0 and not client.keys(keys.ingress("*"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.fake_mill import FakeMill, text_of
+from support.half_open import HalfOpenProxy
 from support.twins import MakeTwin
 from support.valkey import require_server_binary
 from support.wait import wait_until
@@ -149,3 +150,13 @@ async def test_a_server_that_falls_silent_is_a_loss(
     assert notice == Notice("c")
     await listener.close()
     await client.aclose()
+
+
+def test_a_connection_that_died_without_a_word_costs_one_try_only(
+    redis_url: str, make_twin: MakeTwin
+) -> None:
+    with HalfOpenProxy(redis_url) as proxy:
+        twin = make_twin(proxy.url, timeout=3)
+        assert twin.status().num_queued == 0
+        proxy.stall()
+        assert twin.status().num_queued == 0
