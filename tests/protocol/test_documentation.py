@@ -126,6 +126,9 @@ INFO = WorkerInfo(
 CARD = ModelCard(name="m", revision="r", tokenizer_digest="t", max_model_len=1, vocab_size=1)
 EXAMPLES: list[Call[object]] = [
     calls.submit(KEYS, calls.NewJob("job", shard.REQUEST)),
+    calls.admit(KEYS, calls.NewJob("job", shard.REQUEST), epoch=1, entry_id="1-1"),
+    calls.refuse(KEYS, REF, epoch=1, end=END),
+    calls.deregister(KEYS, worker_id="w", cursor="0-0"),
     calls.salt(KEYS, tenant="t", random=b""),
     calls.close_batch(KEYS, tenant="t", batch="b", state="closed"),
     calls.cancel(KEYS, REF, worker_id="w", end=END),

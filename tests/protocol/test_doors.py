@@ -8,7 +8,9 @@ import redis
 from support import shard
 from support.shard import KEYS
 from tidemill.protocol import calls
+from tidemill.protocol.errors import StaleEpoch
 from tidemill.protocol.functions import run
+from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.keys import CONSUMER, GROUP
 from tidemill.protocol.messages import JobTerms
 
@@ -52,6 +54,26 @@ def test_a_refused_entry_becomes_one_dead_letter_with_the_head_of_its_body(
     [(_, letter)] = redis_client.xrange(KEYS.dead_letters)
     assert letter[b"b"] == body[:16384]
     assert (letter[b"r"], letter[b"q"], letter[b"e"]) == (b"not JSON", b"front", entry.encode())
+
+
+def test_an_entry_is_admitted_by_its_leader_until_it_is_answered(
+    redis_client: redis.Redis,
+) -> None:
+    epoch, entry = shard.lead(redis_client), knock(redis_client)
+    run(redis_client, calls.salt(KEYS, tenant="default", random=b"s" * 16))
+
+    def admit(epoch: int) -> calls.Submitted | None:
+        job = calls.NewJob(new_job_id(), shard.REQUEST, idempotency_key=f"front:{entry}")
+        return run(redis_client, calls.admit(KEYS, job, epoch=epoch, entry_id=entry))
+
+    with pytest.raises(StaleEpoch):
+        admit(epoch - 1)
+    first, again = admit(epoch), admit(epoch)
+    assert first and again and (first.created, again.created) == (True, False)
+    assert first.job_id == again.job_id
+    run(redis_client, calls.answer(KEYS, entry_id=entry, reply=b"{}"))
+    assert admit(epoch) is None
+    assert redis_client.hgetall(KEYS.counters)[b"q:default"] == b"1"
 
 
 def test_an_entry_that_was_never_there_is_not_answered(redis_client: redis.Redis) -> None:

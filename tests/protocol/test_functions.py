@@ -15,7 +15,7 @@ from tidemill.protocol.errors import (
 )
 from tidemill.protocol.functions import LIBRARY, LUA_SOURCE, ensure_library, run, run_each, run_many
 from tidemill.protocol.ids import new_job_id
-from tidemill.protocol.messages import JobResult, ModelCard, WorkerInfo, WorkerStatus
+from tidemill.protocol.messages import JobEnd, JobResult, ModelCard, WorkerInfo, WorkerStatus
 
 pytestmark = pytest.mark.leaks_keys
 
@@ -463,3 +463,22 @@ def test_a_server_whose_memory_is_full_is_not_called_unsupported(
             ensure_library(redis_client)
     finally:
         redis_client.config_set("maxmemory", limit)
+
+
+def test_only_the_leader_of_the_epoch_refuses_a_job_and_only_while_it_waits(
+    redis_client: redis.Redis,
+) -> None:
+    epoch = shard.lead(redis_client)
+    end = JobEnd(state="failed", finish_reason="error", error="too large")
+    waiting, running = shard.submit(redis_client), shard.submit(redis_client)
+    shard.dispatch(redis_client, running, epoch)
+
+    def refuse(job_id: str, epoch: int) -> tuple[int, str]:
+        ref = shard.ref_of(redis_client, job_id)
+        return run(redis_client, calls.refuse(KEYS, ref, epoch=epoch, end=end))
+
+    with pytest.raises(StaleEpoch):
+        refuse(waiting, epoch - 1)
+    assert refuse(running, epoch) == (-2, "wkr_a")
+    assert [refuse(waiting, epoch) for _ in range(2)] == [(1, "failed"), (0, "failed")]
+    shard.cancel(redis_client, running, "wkr_a")

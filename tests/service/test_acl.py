@@ -206,6 +206,7 @@ FORBIDDEN: dict[str, list[tuple[str, ...]]] = {
     ],
     "worker": [
         *_calls("submit", "salt", "dispatch", "cancel", "reap", "retire", "lead"),
+        *_calls("admit", "refuse", "read", "acknowledge"),
         *_calls("expire", "promote", "trim", "measure", "answer", "drop_letter", "close_batch"),
         *(_EVERYBODY + _LOADS + _CONFIG + _SCAN),
         ("SET", KEYS.leader, "me"),
@@ -220,8 +221,8 @@ FORBIDDEN: dict[str, list[tuple[str, ...]]] = {
         ("SSUBSCRIBE", KEYS.bell),
     ],
     "scheduler": [
-        *_calls("append", "finish", "nack", "beat", "register", "release"),
-        *_calls("drop_letter", "close_batch"),
+        *_calls("append", "finish", "nack", "beat", "register", "release", "deregister"),
+        *_calls("drop_letter", "close_batch", "submit", "cancel"),
         # It reads how durable the server is.
         *(_EVERYBODY + _LOADS[:1] + _SCAN),
         ("CONFIG", "SET", "maxmemory", "1"),

@@ -17,6 +17,7 @@ from tidemill.protocol.calls.endings import (
     finish,
     nack,
     reap,
+    refuse,
     time_limit_end,
 )
 from tidemill.protocol.calls.fleet import (
@@ -50,6 +51,7 @@ from tidemill.protocol.calls.submitting import (
     DEFAULT_MAX_QUEUED,
     NewJob,
     Submitted,
+    admit,
     answer,
     close_batch,
     queue_class,
@@ -80,6 +82,7 @@ __all__ = [
     "Submitted",
     "Written",
     "acknowledge",
+    "admit",
     "answer",
     "append",
     "beat",
@@ -101,6 +104,7 @@ __all__ = [
     "queue_name",
     "read",
     "reap",
+    "refuse",
     "register",
     "release",
     "report",

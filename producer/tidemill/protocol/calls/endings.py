@@ -94,7 +94,7 @@ def finish(
 
 
 def cancel(keys: ShardKeys, ref: JobRef, *, worker_id: str, end: JobEnd) -> Call[tuple[int, str]]:
-    """End a job without its worker: as cancelled by its owner, or as failed by the scheduler.
+    """End a job as its owner, without its worker.
 
     Replies (1, state) ended now, (0, state) was terminal, (-1, "gone") no such job, or
     (-2, worker id) it runs on another worker than ``worker_id``: call again with that one.
@@ -102,18 +102,37 @@ def cancel(keys: ShardKeys, ref: JobRef, *, worker_id: str, end: JobEnd) -> Call
     return Call(
         "cancel",
         (*ending_keys(keys, ref), *_places(keys, ref, worker_id)),
-        (
-            ref.job_id,
-            worker_id,
-            end.state,
-            end.finish_reason or "",
-            encode(end),
-            keys.token_channel(ref.job_id),
-            JOB_TTL_MS,
-            BACK_DOOR_TTL_MS,
-            LOG_TTL_MS,
-        ),
+        _cancel_args(keys, ref, worker_id, end),
         lambda reply: (int(reply[0]), text(reply[1])),
+    )
+
+
+def refuse(keys: ShardKeys, ref: JobRef, *, epoch: int, end: JobEnd) -> Call[tuple[int, str]]:
+    """End a waiting job as the scheduler: it can never run.
+
+    Replies as ``cancel``, (-2, worker id) if it runs after all.  Raises ``StaleEpoch``.
+    """
+    return Call(
+        "refuse",
+        (*ending_keys(keys, ref), *_places(keys, ref, ""), keys.epoch),
+        (*_cancel_args(keys, ref, "", end), epoch),
+        lambda reply: (int(reply[0]), text(reply[1])),
+    )
+
+
+def _cancel_args(
+    keys: ShardKeys, ref: JobRef, worker_id: str, end: JobEnd
+) -> tuple[str | bytes | int, ...]:
+    return (
+        ref.job_id,
+        worker_id,
+        end.state,
+        end.finish_reason or "",
+        encode(end),
+        keys.token_channel(ref.job_id),
+        JOB_TTL_MS,
+        BACK_DOOR_TTL_MS,
+        LOG_TTL_MS,
     )
 
 

@@ -1,11 +1,13 @@
 """Calls by which jobs come in."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tidemill.protocol.calls.lifetimes import REPLY_TTL_MS
 from tidemill.protocol.calls.replies import text
 from tidemill.protocol.codec import WIRE_VERSION, encode
-from tidemill.protocol.functions import Call
+from tidemill.protocol.functions import Call, Field
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import GenerateRequest, JobTerms
 
@@ -13,6 +15,9 @@ from tidemill.protocol.messages import GenerateRequest, JobTerms
 DEFAULT_MAX_QUEUED = 1_000_000
 
 NO_TERMS = JobTerms()
+
+#: Reply of admit where the entry is gone.
+_ANSWERED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,51 +69,72 @@ def submit(keys: ShardKeys, job: NewJob) -> Call[Submitted]:
 
     Raises ``IdempotencyConflict``, ``BatchClosed``, ``QueueFull`` or ``RateLimited``.
     """
-    request, terms, queue = job.request, job.terms, queue_name(job.request)
+    return Call("submit", _submit_keys(keys, job), _submit_args(keys, job), _submitted)
+
+
+def admit(keys: ShardKeys, job: NewJob, *, epoch: int, entry_id: str) -> Call[Submitted | None]:
+    """Submit what an entry of the front door asks for; None if that was answered before.
+
+    Raises what ``submit`` raises, and ``StaleEpoch``.
+    """
     return Call(
-        "submit",
-        (
-            keys.job(job.job_id),
-            keys.ingress(queue),
-            keys.active_queues,
-            keys.idempotency(request.tenant, job.idempotency_key),
-            keys.counters,
-            keys.salts,
-            keys.settings,
-            keys.measures,
-            keys.rate_buckets(request.tenant),
-            keys.delayed,
-            keys.due,
-            keys.batch(request.tenant, terms.batch),
-            keys.batch_members(request.tenant, terms.batch),
-            keys.libraries,
-        ),
-        (
-            job.job_id,
-            request.tenant,
-            queue,
-            request.model,
-            request.priority,
-            encode(request),
-            job.routing_key,
-            job.cost,
-            job.num_tokens,
-            job.body_digest,
-            job.max_queued,
-            job.idempotency_key,
-            keys.bell,
-            WIRE_VERSION,
-            terms.delay_ms,
-            terms.not_before_ms,
-            terms.deadline_ms,
-            terms.max_queue_ms,
-            terms.stall_ms,
-            terms.max_retries,
-            terms.batch,
-            job.parent,
-        ),
-        lambda reply: Submitted(bool(reply[0]), *map(text, reply[1:])),
+        "admit",
+        (*_submit_keys(keys, job), keys.epoch, keys.front_door),
+        (*_submit_args(keys, job), epoch, entry_id),
+        lambda reply: None if reply[0] == _ANSWERED else _submitted(reply),
     )
+
+
+def _submit_keys(keys: ShardKeys, job: NewJob) -> tuple[str, ...]:
+    request, terms, queue = job.request, job.terms, queue_name(job.request)
+    return (
+        keys.job(job.job_id),
+        keys.ingress(queue),
+        keys.active_queues,
+        keys.idempotency(request.tenant, job.idempotency_key),
+        keys.counters,
+        keys.salts,
+        keys.settings,
+        keys.measures,
+        keys.rate_buckets(request.tenant),
+        keys.delayed,
+        keys.due,
+        keys.batch(request.tenant, terms.batch),
+        keys.batch_members(request.tenant, terms.batch),
+        keys.libraries,
+    )
+
+
+def _submit_args(keys: ShardKeys, job: NewJob) -> tuple[Field, ...]:
+    request, terms = job.request, job.terms
+    return (
+        job.job_id,
+        request.tenant,
+        queue_name(request),
+        request.model,
+        request.priority,
+        encode(request),
+        job.routing_key,
+        job.cost,
+        job.num_tokens,
+        job.body_digest,
+        job.max_queued,
+        job.idempotency_key,
+        keys.bell,
+        WIRE_VERSION,
+        terms.delay_ms,
+        terms.not_before_ms,
+        terms.deadline_ms,
+        terms.max_queue_ms,
+        terms.stall_ms,
+        terms.max_retries,
+        terms.batch,
+        job.parent,
+    )
+
+
+def _submitted(reply: Sequence[Any]) -> Submitted:
+    return Submitted(bool(reply[0]), *map(text, reply[1:]))
 
 
 def salt(keys: ShardKeys, *, tenant: str, random: bytes) -> Call[bytes]:

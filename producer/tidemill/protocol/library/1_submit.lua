@@ -156,6 +156,16 @@ local function submit(K, A)
   return {1, A[1], level, run_id}
 end
 
+-- Submits what an entry of the front door asks for, unless that was answered or another one leads:
+-- a leader that was paused must not submit again what its successor has dealt with.
+-- KEYS as submit, sche front   ARGV as submit, epoch entry
+-- -> as submit | {-1} there is no such entry; errors as submit, EPOCH
+local function admit(K, A)
+  if redis.call('GET', K[15]) ~= A[23] then return redis.error_reply('EPOCH') end
+  if #redis.call('XRANGE', K[16], A[24], A[24]) == 0 then return {-1} end
+  return submit(K, A)
+end
+
 -- KEYS salt   ARGV tenant random   -> the tenant's salt; the first caller's random bytes win
 local function salt(K, A)
   redis.call('HSETNX', K[1], A[1], A[2])

@@ -123,6 +123,13 @@ local function cancel(K, A)
   return {1, A[3]}
 end
 
+-- Fails a job that cannot run, in the name of an epoch: an old leader's view may be outdated.
+-- KEYS ending keys, in cmd sche   ARGV as cancel, epoch   -> as cancel; error EPOCH
+local function refuse(K, A)
+  if redis.call('GET', K[17]) ~= A[10] then return redis.error_reply('EPOCH') end
+  return cancel(K, A)
+end
+
 -- Which time limit of a job has passed, '' if none.
 local function limit_passed(v, t)
   if v.dl ~= 0 and v.dl <= t then return 'deadline' end

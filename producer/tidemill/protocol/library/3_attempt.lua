@@ -6,12 +6,13 @@ local function dispatch(K, A)
   local v, t = load_job(K[1]), now()
   -- Its pointer stays, for the function that ends it.
   if v.st == 'queued' and limit_passed(v, t) ~= '' then return {0, 'expired', ''} end
+  local fence = number(v.f) + 1
+  -- First the only write that the server may refuse: a log must not hold a later entry.
+  if v.st == 'queued' then redis.call('XADD', K[3], fence .. '-' .. v.n, 'c', A[3]) end
   redis.call('XACK', K[2], 'sched', A[2])
   redis.call('XDEL', K[2], A[2])
   if v.st ~= 'queued' then return {0, v.st or 'gone', v.w or ''} end
-  local fence = number(v.f) + 1
   redis.call('HSET', K[1], 'st', 'run', 'f', fence, 'w', A[3], 'at', fence, 'cn', v.n, 'td', t)
-  redis.call('XADD', K[3], fence .. '-' .. v.n, 'c', A[3])
   redis.call('ZADD', K[4], t + tonumber(A[4]), A[1])
   if v.sm ~= 0 then redis.call('ZADD', K[5], 'LT', t + v.sm, A[1]) end
   local entry = command(K[6], 'run', A[1], fence, A[6])

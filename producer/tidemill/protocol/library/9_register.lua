@@ -4,6 +4,7 @@ end
 
 -- At maxmemory submits are refused while everything that drains the system goes on.
 register_function('submit', submit, {})
+register_function('admit', admit, {})
 register_function('salt', salt, {})
 register_function('close_batch', close_batch, {'allow-oom'})
 register_function('answer', answer, {'allow-oom'})
@@ -13,6 +14,7 @@ register_function('append', append, {'allow-oom'})
 register_function('finish', finish, {'allow-oom'})
 register_function('nack', nack, {'allow-oom'})
 register_function('cancel', cancel, {'allow-oom'})
+register_function('refuse', refuse, {'allow-oom'})
 register_function('release', release, {'allow-oom'})
 register_function('promote', promote, {'allow-oom'})
 register_function('expire', expire, {'allow-oom'})
