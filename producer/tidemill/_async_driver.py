@@ -45,7 +45,7 @@ class AsyncDriver:
         except JobNotFound:
             if self._rescue is None:
                 raise
-            await self._rescue.bring_back(follower.num_told, deadline)
+            await self._rescue.bring_back(deadline)
             follower.start_over()
 
     def close(self) -> None:

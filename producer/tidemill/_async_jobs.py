@@ -57,7 +57,7 @@ class AsyncJobs:
         while (found := await link.read(read)) is None:
             if rescue is None:
                 raise not_found(job_id)
-            await rescue.bring_back(0, time.monotonic() + link.timeout)
+            await rescue.bring_back(time.monotonic() + link.timeout)
         if rescue is not None and found.state.is_terminal:
             rescue.note_end()
         return found

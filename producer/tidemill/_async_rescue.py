@@ -15,10 +15,10 @@ class AsyncRescue:
         self._submitter = submitter
         self._receipt = receipt
 
-    async def bring_back(self, num_told: int, deadline: float | None) -> None:
+    async def bring_back(self, deadline: float | None) -> None:
         """Submit the missing job again; waits and raises as its twin does."""
         while True:
-            [problem] = await self._submitter.resubmit([self._receipt], num_told=num_told)
+            [problem] = await self._submitter.resubmit([self._receipt])
             if problem is None:
                 return
             if not isinstance(problem, Overloaded):

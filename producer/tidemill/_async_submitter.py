@@ -62,17 +62,15 @@ class AsyncSubmitter:
         self._open.add(sent)
         return fill_in(made, sent)
 
-    async def resubmit(
-        self, lost: Sequence[Receipt], *, num_told: int = 0
-    ) -> list[TidemillError | None]:
+    async def resubmit(self, lost: Sequence[Receipt]) -> list[TidemillError | None]:
         """Submit jobs again that a server has lost, and renew their receipts.
 
         An error tells in the place of its job why not: ``ResultExpired`` if it was not lost.
-        ``num_told`` tokens of them have been given out.  If one was lost, so may have been others
+        If one was lost, so may have been others
         of this client that the same server had accepted: they are brought back as well.
         """
         found = await self._link.read(survey(self._endpoint.keys, lost))
-        problems, chosen = triage(lost, found, num_told)
+        problems, chosen = triage(lost, found)
         failures: dict[str, TidemillError] = {}
         if chosen:
             # Whoever holds them would find them missing as well, but perhaps much later.
@@ -87,7 +85,7 @@ class AsyncSubmitter:
         for start in range(0, len(lost), _PAGE_SIZE):
             page = lost[start : start + _PAGE_SIZE]
             found = await self._link.read(survey(self._endpoint.keys, page))
-            _, chosen = triage(page, found, 0)
+            _, chosen = triage(page, found)
             accepted = await self._send([receipt.job for receipt in chosen])
             failures |= renew_all(chosen, accepted)
         return failures

@@ -25,11 +25,6 @@ class ResultFollower:
         self._ids: list[int] = []
         self._text: list[str] = []
 
-    @property
-    def num_told(self) -> int:
-        """How many tokens were given out: none before the end."""
-        return 0
-
     def start_over(self) -> None:
         """Read the job anew, which the server had lost."""
         self._reads_log, self._cursor, self.must_read = False, "", True

@@ -87,11 +87,6 @@ class TokenFollower:
         """The channel that repeats the log as it grows."""
         return self.keys.token_channel(self.job_id)
 
-    @property
-    def num_told(self) -> int:
-        """How many tokens readers of this job were given, here or before this one began."""
-        return self.position
-
     def start_over(self) -> None:
         """Read anew the log of a job that the server had lost; what was given out is not again."""
         self._scan_again()

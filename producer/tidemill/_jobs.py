@@ -53,7 +53,7 @@ class Jobs:
         while (found := link.read(read)) is None:
             if rescue is None:
                 raise not_found(job_id)
-            rescue.bring_back(0, time.monotonic() + link.timeout)
+            rescue.bring_back(time.monotonic() + link.timeout)
         if rescue is not None and found.state.is_terminal:
             rescue.note_end()
         return found

@@ -1,8 +1,8 @@
 """What a client keeps of a job it submitted, and when that lets it submit the job again; pure.
 
 A server that restarts or is replaced may have lost the last of what it acknowledged.  Whoever holds
-the receipt of a job that is missing afterwards submits the very same job again, under its id and
-with its seed, so that it generates the same tokens.
+the receipt of a job that is missing afterwards submits the very same job again, under its id,
+which determines its seed if it has none of its own, so that it generates the same tokens.
 """
 
 import threading
@@ -49,13 +49,11 @@ class ServerNow:
 class Receipt:
     """A job as it was accepted by a server.
 
-    ``is_own`` is false for a job that was found by its idempotency key: its seed may be another.
     ``has_ended`` is set once the client has been told how the job ended.
     """
 
     job: NewJob
     created: bool
-    is_own: bool
     durability: str
     server: ServerId
     has_ended: bool = False
@@ -124,14 +122,11 @@ class OpenReceipts:
             self._receipts.update(r for r in outcomes if isinstance(r, Receipt))
 
     def beside(self, lost: Sequence[Receipt]) -> list[Receipt]:
-        """Return other open jobs that the servers of ``lost`` have accepted, and may have lost.
-
-        Only own ones: some reader may have been given tokens of them.
-        """
+        """Return other open jobs that the servers of ``lost`` have accepted, and may have lost."""
         servers, known = {receipt.server for receipt in lost}, set(lost)
         with self._lock:
             held = [r for r in self._receipts if r.server in servers and r not in known]
-        return [receipt for receipt in held if receipt.is_own and not receipt.has_ended]
+        return [receipt for receipt in held if not receipt.has_ended]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +152,14 @@ def survey(keys: ShardKeys, receipts: Sequence[Receipt]) -> Read[Survey]:
 
 
 def triage(
-    lost: Sequence[Receipt], found: Survey, num_told: int
+    lost: Sequence[Receipt], found: Survey
 ) -> tuple[list[TidemillError | None], list[Receipt]]:
     """Return for each job what speaks against submitting it again, and those to be submitted.
 
-    A job that is there has been brought back by another reader meanwhile.  ``num_told`` tokens of
-    the output have been given out, so the new run must repeat them.
+    A job that is there has been brought back by another reader meanwhile.
     """
     problems = [
-        None if is_there else _reason_not_to(receipt, accepted, found.server, num_told)
+        None if is_there else _reason_not_to(receipt, accepted, found.server)
         for receipt, is_there, accepted in zip(lost, found.is_there, found.accepted, strict=True)
     ]
     cases = zip(lost, problems, found.is_there, strict=True)
@@ -196,18 +190,9 @@ def fill_in(
     return [next(outcomes) if isinstance(job, NewJob) else job for job in made]
 
 
-def _reason_not_to(
-    receipt: Receipt, accepted: ServerId, server: ServerNow, num_told: int
-) -> TidemillError | None:
+def _reason_not_to(receipt: Receipt, accepted: ServerId, server: ServerNow) -> TidemillError | None:
     if receipt.has_ended or not _is_another(accepted, server):
         return result_expired(receipt.job_id)
-    if num_told and not receipt.is_own:
-        return ResultExpired(
-            f"the server has lost {receipt.job_id}, of which {num_told} tokens were read; another"
-            " submission made it, so its seed is not known here",
-            job_id=receipt.job_id,
-            fix="Submit it again and read it from the start.",
-        )
     return None
 
 
@@ -229,7 +214,6 @@ def _receipt(job: NewJob, reply: Submitted, replication_id: str, replicated: boo
     return Receipt(
         job=job if reply.job_id == job.job_id else replace(job, job_id=reply.job_id),
         created=reply.created,
-        is_own=reply.job_id == job.job_id,
         durability=REPLICA if replicated else reply.durability or UNKNOWN,
         server=ServerId(reply.run_id, replication_id),
     )

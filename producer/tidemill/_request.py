@@ -1,6 +1,5 @@
 """From what a caller says to a job that can be queued; pure, shared by both clients."""
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,7 +12,6 @@ from tidemill.protocol.calls import NewJob
 from tidemill.protocol.codec import MAX_ARRAY_LEN, MAX_MESSAGE_BYTES, encode
 from tidemill.protocol.errors import InvalidRequest, UnknownModel
 from tidemill.protocol.messages import (
-    MAX_SEED,
     ChatMessage,
     GenerateRequest,
     JobTerms,
@@ -95,7 +93,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A valid request as its caller gave it: the model may be open, the seed is not drawn."""
+    """A valid request as its caller gave it: the model may be open."""
 
     request: GenerateRequest
     terms: JobTerms
@@ -179,12 +177,14 @@ def unknown_model(name: str, names: Sequence[str]) -> UnknownModel:
 def make_job(
     job_id: str, draft: Draft, card: ModelCard, salt: bytes, tokenizer: "Tokenizer | None"
 ) -> NewJob:
-    """Return what goes on the queue of the model of ``card``, its random seed drawn.
+    """Return what goes on the queue of the model of ``card``.
 
-    Without ``tokenizer`` a text stays text, and its length is checked later.  Raises
-    ``InvalidRequest`` if the model cannot run it.
+    A seed that is not given stays open: the job's id determines it, so whoever submits the same job
+    again, also under an id that its idempotency key found, asks for the same tokens.  Without
+    ``tokenizer`` a text stays text, and its length is checked later.  Raises ``InvalidRequest`` if
+    the model cannot run it.
     """
-    request = _seeded(draft.request, card.name)
+    request = draft.request.model_copy(update={"model": card.name})
     routing_key, cost = b"", 0
     if request.prompt_ids is None and tokenizer is None:
         validate(request, 1, card)
@@ -203,13 +203,6 @@ def make_job(
         idempotency_key=draft.idempotency_key,
         body_digest=draft.body_digest,
     )
-
-
-def _seeded(request: GenerateRequest, model: str) -> GenerateRequest:
-    params = request.params
-    if params.seed is None:
-        params = params.model_copy(update={"seed": secrets.randbelow(MAX_SEED + 1)})
-    return request.model_copy(update={"model": model, "params": params})
 
 
 def _with_tokens(

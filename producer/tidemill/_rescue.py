@@ -14,14 +14,14 @@ class Rescue:
         self._submitter = submitter
         self._receipt = receipt
 
-    def bring_back(self, num_told: int, deadline: float | None) -> None:
+    def bring_back(self, deadline: float | None) -> None:
         """Submit the missing job again; a full queue is waited for.
 
         Raises ``ResultExpired`` if the server did not lose it, ``JobNotFinished`` after
         ``deadline``.
         """
         while True:
-            [problem] = self._submitter.resubmit([self._receipt], num_told=num_told)
+            [problem] = self._submitter.resubmit([self._receipt])
             if problem is None:
                 return
             if not isinstance(problem, Overloaded):

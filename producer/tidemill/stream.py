@@ -105,5 +105,5 @@ class TokenStream(Iterator[Chunk]):
         except JobNotFound:
             if self._rescue is None:
                 raise
-            self._rescue.bring_back(follower.num_told, deadline)
+            self._rescue.bring_back(deadline)
             follower.start_over()

@@ -1,7 +1,6 @@
 """What raw producers put at the front door: one entry, checked; pure."""
 
 import json
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -20,7 +19,6 @@ from tidemill.protocol.codec import (
 from tidemill.protocol.errors import InvalidRequest, MalformedMessage, UnsupportedVersion
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import (
-    MAX_SEED,
     GenerateRequest,
     JobTerms,
     ModelCard,
@@ -46,7 +44,7 @@ class _Body(WireModel):
 
 @dataclass(frozen=True, slots=True)
 class FrontEntry:
-    """A valid entry as its producer wrote it: the model may be open, the seed is not drawn."""
+    """A valid entry as its producer wrote it: the model may be open."""
 
     entry_id: str
     request: GenerateRequest
@@ -86,15 +84,13 @@ def parse_entry(entry_id: str, fields: Mapping[bytes, bytes]) -> FrontEntry:
 
 
 def make_front_job(entry: FrontEntry, card: ModelCard, shard: str) -> NewJob:
-    """Return the job that the model of ``card`` is to run, its random seed drawn.
+    """Return the job that the model of ``card`` is to run.
 
-    It has no routing key and no cost: the tokenise pool finds both.  Raises ``InvalidRequest`` if
+    It has no routing key and no cost: the tokenise pool finds both.  A seed that is not given
+    stays open, as in the jobs of the SDK: the job's id determines it.  Raises ``InvalidRequest`` if
     the model cannot run it.
     """
-    params = entry.request.params
-    if params.seed is None:
-        params = params.model_copy(update={"seed": secrets.randbelow(MAX_SEED + 1)})
-    request = entry.request.model_copy(update={"model": card.name, "params": params})
+    request = entry.request.model_copy(update={"model": card.name})
     # The length of a text shows when it is tokenised.
     validate(request, len(request.prompt_ids or (0,)), card)
     _checked(request)

@@ -122,13 +122,15 @@ def test_no_bytes_do_more_than_be_refused(body: bytes) -> None:
         assert error.message
 
 
-def test_a_job_has_a_seed_and_counts_against_the_quota_but_is_not_tokenised() -> None:
+def test_a_job_without_a_seed_counts_against_the_quota_and_is_neither_tokenised_nor_seeded() -> (
+    None
+):
     entry = parse({"request": {"prompt": "tide" * 10, "params": {"max_tokens": 7}}})
 
     job = make_front_job(entry, CARD, "0a")
 
     assert job.request.model == "m"
-    assert job.request.params.seed is not None
+    assert job.request.params.seed is None
     assert (job.cost, job.routing_key, job.num_tokens) == (0, b"", 17)
     assert job.job_id.startswith("job_0a")
 

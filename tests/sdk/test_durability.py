@@ -117,9 +117,9 @@ def test_a_job_that_a_promotion_lost_is_submitted_again(
         assert job.status().state == "queued"
 
 
-def receipt(accepted: ServerId, *, is_own: bool = True) -> Receipt:
+def receipt(accepted: ServerId) -> Receipt:
     job = NewJob(new_job_id(), GenerateRequest(model="m", prompt_ids=(1,)))
-    return Receipt(job, created=True, is_own=is_own, durability="fast", server=accepted)
+    return Receipt(job, created=True, durability="fast", server=accepted)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,9 @@ def test_a_missing_job_is_lost_only_if_its_server_is_another_one(
     held = receipt(ServerId(*accepted))
     look = survey(KEYS, [held])
     info = {"run_id": now[0]}, {"master_replid": now[1], "master_replid2": 7 if promoted else 0}
-    [problem], chosen = triage([held], look.parse([*info, 0]), 0)
+    [problem], chosen = triage([held], look.parse([*info, 0]))
     assert ((problem is None), chosen) == (is_lost, [held] if is_lost else [])
-    assert triage([held], look.parse([*info, 1]), 0) == ([None], [])
+    assert triage([held], look.parse([*info, 1])) == ([None], [])
 
 
 def test_a_receipt_renewed_during_the_look_is_judged_by_what_it_said_before() -> None:
@@ -154,7 +154,7 @@ def test_a_receipt_renewed_during_the_look_is_judged_by_what_it_said_before() ->
     look = survey(KEYS, [held])
     held.server = ServerId("run2", "rep2")
     found = look.parse([{"run_id": "run2"}, {"master_replid": "rep2"}, 0])
-    assert triage([held], found, 0) == ([None], [held])
+    assert triage([held], found) == ([None], [held])
 
 
 def test_a_server_without_the_replicas_it_wants_is_waited_for(

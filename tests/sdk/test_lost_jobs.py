@@ -80,7 +80,6 @@ def test_a_result_of_a_lost_job_comes_from_its_second_run(
     broker.lose_after(mark)
     again = mill.claim()
     assert (again.job_id, again.request) == (job.id, request)
-    assert again.request.params.seed is not None
     again.finish(2)
     result: Result = waiter.join()
     assert (result.job_id, result.token_ids) == (job.id, (0, 1))
@@ -327,24 +326,24 @@ def test_a_handle_made_from_an_id_brings_nothing_back(
         assert not isinstance(failure.value, ResultExpired)
 
 
-def test_a_job_found_by_its_key_is_brought_back_but_not_continued(
+def test_a_job_found_by_its_key_goes_on_for_everybody_with_the_same_request(
     make_twin: MakeTwin, broker: LossyBroker, client: redis.Redis
 ) -> None:
     mill = FakeMill(client)
     first, second = make_twin(broker.url, timeout=30.0), make_twin(broker.url, timeout=30.0)
-    first.submit([1], idempotency_key="k")
-    found = second.submit([1], idempotency_key="k")
-    assert not found.is_new
-    mill.claim().say(2)
-    stream = found.stream()
-    assert next(stream).end == 2
+    made = first.submit([1], temperature=1.0, idempotency_key="k")
+    found = second.submit([1], temperature=1.0, idempotency_key="k")
+    assert (found.id, found.is_new) == (made.id, False)
+    attempt = mill.claim()
+    attempt.say(2)
+    streams = [made.stream(), found.stream()]
+    assert [next(stream).end for stream in streams] == [2, 2]
     broker.lose_everything()
-    with pytest.raises(ResultExpired, match="of which 2 tokens were read"):
-        next(stream)
-    waiter = Waiter(lambda: found.result(60))
-    wait_until(lambda: client.exists(KEYS.job(found.id)), 30, "the second submission")
-    FakeMill(client).claim().finish(3)
-    assert waiter.join().token_ids == (0, 1, 2)
+    assert found.status().state == "queued"
+    again = FakeMill(client).claim()
+    assert (again.job_id, again.request) == (attempt.job_id, attempt.request)
+    again.finish(3)
+    assert [[chunk.ids for chunk in stream] for stream in streams] == [[(2,)], [(2,)]]
 
 
 def test_a_key_that_made_another_job_meanwhile_is_told(

@@ -23,9 +23,9 @@ from tidemill import (
 from tidemill import _async_submitter as async_submitter
 from tidemill.protocol import functions
 from tidemill.protocol.keys import ShardKeys
-from tidemill.protocol.messages import MAX_SEED
 from tidemill.protocol.prefix import hash_blocks, routing_key
 from tidemill.service.prompt import extra_keys
+from tidemill_gpuworker.claims import seed_of
 
 T = TypeVar("T")
 
@@ -55,14 +55,15 @@ def test_options_go_before_params(producer: Twin, mill: FakeMill) -> None:
     assert mill.claim().request.params == SamplingParams(max_tokens=6, top_p=0.5, seed=0)
 
 
-def test_a_job_without_a_seed_gets_one_of_its_own(producer: Twin, mill: FakeMill) -> None:
+def test_the_seed_of_a_job_without_one_is_left_to_its_id(producer: Twin, mill: FakeMill) -> None:
     seeds = set()
     for _ in range(8):
-        producer.submit([1])
-        seeds.add(mill.claim().request.params.seed)
+        job = producer.submit([1])
+        request = mill.claim().request
+        assert request.params.seed is None
+        seeds.add(seed_of(job.id, request))
     assert len(seeds) == 8
-    assert all(seed is not None and 0 <= seed <= MAX_SEED for seed in seeds)
-    assert max(seed or 0 for seed in seeds) > 2**53, "63 bits, not a float's"
+    assert max(seeds) > 2**53, "63 bits, not a float's"
 
 
 def test_text_is_tokenised_hashed_and_costed_before_it_is_sent(

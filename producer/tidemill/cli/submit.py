@@ -48,7 +48,7 @@ def submit(
         float, typer.Option(help="Least probability relative to the best token's; 0 is off.")
     ] = 0.0,
     seed: Annotated[
-        int | None, typer.Option(help="Same seed, same output. Default: a random one.")
+        int | None, typer.Option(help="Same seed, same output. Default: one of the job's own.")
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable.")] = None,
     priority: Annotated[int, typer.Option(help="Lower runs sooner; > 0 is batch work.")] = 0,
