@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
+from tidemill._patience import TRY_SHARE
 from tidemill._reads import Read
 from tidemill.protocol import calls
 from tidemill.protocol.calls import NewJob, Submitted
@@ -94,8 +95,8 @@ def submit_calls(
 
 
 def replica_wait_ms(timeout: float) -> int:
-    """Return how long to wait for a replica if a command may take ``timeout`` seconds."""
-    return max(1, min(_REPLICA_WAIT_MS, int(timeout * 500)))
+    """Return how long to wait for a replica if a call may take ``timeout`` seconds: half a try."""
+    return max(1, min(_REPLICA_WAIT_MS, int(timeout * TRY_SHARE * 500)))
 
 
 def receipts(jobs: Sequence[NewJob], replies: Sequence[Any]) -> list[Receipt | TidemillError]:
