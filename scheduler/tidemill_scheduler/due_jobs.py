@@ -8,7 +8,6 @@ import redis.asyncio
 from tidemill.protocol.calls import REF_FIELDS, JobRef
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.states import JobState
-from tidemill_scheduler.clock import server_ms
 
 #: Jobs of one round trip: the server serves nobody else while it works them off.
 MAX_BATCH = 256
@@ -26,9 +25,13 @@ class DueJob:
     may_only_stall: bool
 
 
-async def find_due(client: redis.asyncio.Redis, keys: ShardKeys, index: str) -> list[DueJob]:
-    """Return the longest due jobs of ``index``, a sorted set by ms; 256 at most."""
-    now = await server_ms(client)
+async def find_due(
+    client: redis.asyncio.Redis, keys: ShardKeys, index: str, now: int
+) -> list[DueJob]:
+    """Return the jobs of ``index`` that were due first; 256 at most.
+
+    The index is a sorted set by ms; ``now`` is what the server's clock said, in ms.
+    """
     ids = await client.zrangebyscore(index, "-inf", now, start=0, num=MAX_BATCH)
     job_ids = [job_id.decode("utf-8", "replace") for job_id in cast(list[bytes], ids)]
     async with client.pipeline(transaction=False) as pipe:

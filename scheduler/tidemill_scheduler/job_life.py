@@ -13,6 +13,7 @@ from tidemill.protocol.functions import run_many_async
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
+from tidemill_scheduler.clock import server_ms, this_moment
 from tidemill_scheduler.due_jobs import DueJob, find_due
 from tidemill_scheduler.grace import Grace
 
@@ -60,8 +61,8 @@ class JobLife:
 
     async def promote(self) -> int:
         """Queue every delayed job whose time has come; returns how many."""
-        num_promoted = 0
-        while due := await find_due(self._client, self._keys, self._keys.delayed):
+        num_promoted, now_ms = 0, await server_ms(self._client)
+        while due := await find_due(self._client, self._keys, self._keys.delayed, now_ms):
             crash_point("scheduler.before_promote")
             batch = [
                 calls.promote(self._keys, job_id=job.ref.job_id, queue=job.ref.queue) for job in due
@@ -89,8 +90,10 @@ class JobLife:
         return num_expired
 
     async def _find_expired(self) -> list[DueJob]:
-        due = await find_due(self._client, self._keys, self._keys.due)
-        return [job for job in due if self._grace.is_over or not job.may_only_stall]
+        now = await this_moment(self._client)
+        due = await find_due(self._client, self._keys, self._keys.due, int(now.there * 1000))
+        is_grace_over = self._grace.is_over(now)
+        return [job for job in due if is_grace_over or not job.may_only_stall]
 
     def _note_end(self, job_id: str, reason: str) -> None:
         metrics.EXPIRED.labels(reason).inc()

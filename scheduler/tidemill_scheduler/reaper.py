@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from typing import Any, cast
 
 import redis.asyncio
@@ -16,8 +15,9 @@ from tidemill.protocol.messages import JobEnd
 from tidemill.protocol.states import FinishReason, JobState
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
+from tidemill_scheduler.clock import this_moment
 from tidemill_scheduler.due_jobs import find_due
-from tidemill_scheduler.grace import Grace
+from tidemill_scheduler.grace import Grace, Moment
 
 _log = logging.getLogger(__name__)
 
@@ -42,27 +42,32 @@ class Reaper:
         self._keys = keys
         self._grace = grace
         self._pass_seconds = lease_seconds / _PASSES_PER_LEASE
+        self._run_id = ""
+
+    async def begin(self) -> None:
+        """Note that the server is there again, before anybody asks whether the grace is over."""
+        self._run_id = await self._ask_run_id()
+        self._grace.resume(self._run_id, await this_moment(self._client))
 
     async def run(self) -> None:
-        """Reap for ever, once the workers have had time to beat.
+        """Reap for ever, once the workers have had time to beat; ``begin`` comes first.
 
         Raises ``BrokerUnavailable`` once another server process answers.
         """
-        run_id = await self._run_id()
-        self._grace.resume(run_id, time.monotonic())
         while True:
-            if await self._run_id() != run_id:
+            if await self._ask_run_id() != self._run_id:
                 raise BrokerUnavailable("the broker was replaced by another process")
-            wait = self._grace.lacks(time.monotonic())
+            now = await this_moment(self._client)
+            wait = self._grace.lacks(now)
             if wait <= 0:
-                await self.reap()
+                await self.reap(now)
                 wait = self._pass_seconds
             await asyncio.sleep(min(wait, self._pass_seconds))
 
-    async def reap(self) -> int:
-        """Requeue or end every job that is due; returns how many were."""
-        num_reaped = 0
-        while expired := await find_due(self._client, self._keys, self._keys.running):
+    async def reap(self, now: Moment) -> int:
+        """Requeue or end every job that was due at a moment; returns how many were."""
+        num_reaped, now_ms = 0, int(now.there * 1000)
+        while expired := await find_due(self._client, self._keys, self._keys.running, now_ms):
             crash_point("scheduler.before_reap")
             batch = [self._call(job.ref) for job in expired]
             outcomes = await run_many_async(self._client, batch)
@@ -77,6 +82,6 @@ class Reaper:
     def _call(self, job: JobRef) -> Call[int]:
         return calls.reap(self._keys, job, end=_POISONED)
 
-    async def _run_id(self) -> str:
+    async def _ask_run_id(self) -> str:
         info: dict[str, Any] = await self._client.info("server")
         return str(info.get("run_id"))

@@ -91,6 +91,8 @@ class Term:
         Raises ``StaleEpoch`` once another scheduler leads, ``BrokerUnavailable`` once the broker
         is away or was replaced.
         """
+        with translate():
+            await self._reaper.begin()
         duties = (
             self._leadership.hold(),
             self._watch.run(),

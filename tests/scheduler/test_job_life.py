@@ -1,6 +1,7 @@
 """Jobs that must wait, and jobs whose time is over."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -20,8 +21,11 @@ from tidemill.protocol.codec import decode
 from tidemill.protocol.messages import JobEnd, JobTerms
 from tidemill.service.redis import connect_async
 from tidemill.service.runtime import CRASH_STATUS
-from tidemill_scheduler.grace import Grace
+from tidemill_scheduler.grace import Grace, Moment
 from tidemill_scheduler.job_life import JobLife
+
+#: Long enough that a test is never a long gap by itself.
+LEASE_SECONDS = 600.0
 
 
 def state_of(client: redis.Redis, job_id: str) -> str:
@@ -36,6 +40,18 @@ def reason_of(client: redis.Redis, job_id: str) -> str:
 def server_ms(client: redis.Redis) -> int:
     seconds, microseconds = client.time()
     return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+def moment(client: redis.Redis, ago: float) -> Moment:
+    """The moment so many seconds ago, or to come if they are negative."""
+    return Moment(time.monotonic() - ago, server_ms(client) / 1000 - ago)
+
+
+def see_again(grace: Grace, client: redis.Redis, until: float = 0.0) -> None:
+    """Let the grace see the server "r1" for the lease that ended so many seconds ago."""
+    grace.resume("r1", moment(client, ago=until + 2 * LEASE_SECONDS))
+    for tenths in range(20, -1, -1):
+        grace.lacks(moment(client, ago=until + LEASE_SECONDS * tenths / 10))
 
 
 class Ledger:
@@ -54,11 +70,10 @@ def ledger() -> Ledger:
 
 
 @pytest.fixture
-def grace() -> Grace:
+def grace(redis_client: redis.Redis) -> Grace:
     """One that is over."""
-    grace = Grace(lease_seconds=1.0)
-    grace.resume("r1", 0.0)
-    grace.lacks(1.0)
+    grace = Grace(LEASE_SECONDS)
+    see_again(grace, redis_client)
     return grace
 
 
@@ -147,14 +162,31 @@ async def test_no_job_is_stalled_before_its_worker_could_write_again(
         redis_client.zadd(KEYS.due, {job_id: 1})
     redis_client.hset(KEYS.job(late), "dl", 1)
 
-    # The server was away for a lease.
-    grace.resume("r1", 2.0)
+    # Another server has answered a moment ago.
+    grace.resume("r2", moment(redis_client, ago=0))
     assert await life.expire() == 1
     assert (state_of(redis_client, late), reason_of(redis_client, late)) == ("expired", "deadline")
     assert state_of(redis_client, stalled) == "run"
-    grace.lacks(5.0)
+    see_again(grace, redis_client)
     assert await life.expire() == 1
 
+    assert reason_of(redis_client, stalled) == "stalled"
+
+
+async def test_no_job_is_stalled_by_a_pause_that_nobody_has_noted_yet(
+    life: JobLife, grace: Grace, redis_client: redis.Redis
+) -> None:
+    stalled = submit(redis_client, terms=JobTerms(stall_ms=60_000))
+    dispatch(redis_client, stalled, lead(redis_client))
+    redis_client.hset(KEYS.job(stalled), "td", 1)
+    redis_client.zadd(KEYS.due, {stalled: 1})
+    # The last contact was before the pause.
+    see_again(grace, redis_client, until=LEASE_SECONDS / 3)
+
+    assert await life.expire() == 0
+
+    see_again(grace, redis_client)
+    assert await life.expire() == 1
     assert reason_of(redis_client, stalled) == "stalled"
 
 

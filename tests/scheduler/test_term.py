@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import redis
@@ -20,8 +21,9 @@ from tidemill.service.redis import connect_async
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers, TokenizerStore
 from tidemill_scheduler import intake, term
 from tidemill_scheduler.config import SchedulerConfig
-from tidemill_scheduler.grace import Grace
+from tidemill_scheduler.grace import Grace, Moment
 from tidemill_scheduler.health import Health
+from tidemill_scheduler.job_life import JobLife
 from tidemill_scheduler.leadership import Leadership
 from tidemill_scheduler.tasks import end_tasks
 
@@ -55,18 +57,52 @@ async def leading(
     redis_client: redis.Redis, redis_url: str, health: ObservedHealth
 ) -> AsyncIterator[None]:
     """A term that runs while the test does."""
+    async with leading_term(redis_url, health, Grace(1.0)):
+        yield
+
+
+@asynccontextmanager
+async def leading_term(redis_url: str, health: Health, grace: Grace) -> AsyncIterator[None]:
     config = SchedulerConfig(redis_url, lease_seconds=1.0)
     async with connect_async(redis_url, retries=0) as client:
         leadership = Leadership(client, KEYS, "sch_test", lease_seconds=3.0)
         await leadership.acquire()
         tokenizers = AsyncRedisTokenizers(KEYS, TokenizerStore())
-        grace = Grace(config.lease_seconds)
         task = asyncio.create_task(
             term.Term(client, KEYS, config, leadership, tokenizers, health, grace).run()
         )
         yield
         assert not task.done()
         await end_tasks([task])
+
+
+class NotedGrace(Grace):
+    """Tells whether it knows that the server is there again."""
+
+    has_resumed = False
+
+    def resume(self, run_id: str, now: Moment) -> None:
+        """Note the first contact on a new connection."""
+        super().resume(run_id, now)
+        self.has_resumed = True
+
+
+async def test_the_grace_knows_of_an_outage_before_anybody_judges_workers(
+    redis_client: redis.Redis,
+    redis_url: str,
+    health: ObservedHealth,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grace = NotedGrace(1.0)
+    had_resumed = asyncio.get_running_loop().create_future()
+
+    async def note(_: JobLife) -> None:
+        had_resumed.set_result(grace.has_resumed)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(JobLife, "run", note)
+    async with leading_term(redis_url, health, grace):
+        assert await had_resumed
 
 
 def submit_text(client: redis.Redis) -> str:
