@@ -27,4 +27,4 @@ class AsyncRescue:
 
     def note_end(self) -> None:
         """Say that the reader has seen how the job ended."""
-        self._receipt.has_ended = True
+        self._receipt.fate.has_ended = True

@@ -11,7 +11,7 @@ from tidemill._endpoint import Endpoint
 from tidemill._patience import SaltMissing
 from tidemill._reads import live_workers, model_card, model_names, models_of
 from tidemill._receipt import (
-    OpenReceipts,
+    Fates,
     Receipt,
     fill_in,
     receipts,
@@ -49,7 +49,8 @@ class AsyncSubmitter:
         self._replicated = replicated
         self._endpoint = endpoint
         self._catalogue = Catalogue()
-        self._open = OpenReceipts()
+        #: What is known of the jobs whose handles somebody still holds.
+        self.fates = Fates()
         self._tokenizers = AsyncRedisTokenizers(endpoint.keys, TokenizerStore(endpoint.cache_dir))
 
     async def submit_many(self, specs: Sequence[JobSpec]) -> list[Receipt | TidemillError]:
@@ -59,36 +60,27 @@ class AsyncSubmitter:
         crash_point("producer.before_submit")
         sent = await self._send(valid_jobs(made))
         crash_point("producer.after_submit")
-        self._open.add(sent)
+        self.fates.add(sent)
         return fill_in(made, sent)
 
     async def resubmit(self, lost: Sequence[Receipt]) -> list[TidemillError | None]:
         """Submit jobs again that a server has lost, and renew their receipts.
 
         An error tells in the place of its job why not: ``ResultExpired`` if it was not lost.
-        If one was lost, so may have been others
-        of this client that the same server had accepted: they are brought back as well.
         """
+        problems: list[TidemillError | None] = []
+        for start in range(0, len(lost), _PAGE_SIZE):
+            problems += await self._resubmit(lost[start : start + _PAGE_SIZE])
+        return problems
+
+    async def _resubmit(self, lost: Sequence[Receipt]) -> list[TidemillError | None]:
         found = await self._link.read(survey(self._endpoint.keys, lost))
         problems, chosen = triage(lost, found)
-        failures: dict[str, TidemillError] = {}
-        if chosen:
-            # Whoever holds them would find them missing as well, but perhaps much later.
-            failures |= await self._bring_back([*chosen, *self._open.beside(chosen)])
+        failures = renew_all(chosen, await self._send([receipt.job for receipt in chosen]))
         return [
             problem or failures.get(receipt.job_id)
             for receipt, problem in zip(lost, problems, strict=True)
         ]
-
-    async def _bring_back(self, lost: Sequence[Receipt]) -> dict[str, TidemillError]:
-        failures: dict[str, TidemillError] = {}
-        for start in range(0, len(lost), _PAGE_SIZE):
-            page = lost[start : start + _PAGE_SIZE]
-            found = await self._link.read(survey(self._endpoint.keys, page))
-            _, chosen = triage(page, found)
-            accepted = await self._send([receipt.job for receipt in chosen])
-            failures |= renew_all(chosen, accepted)
-        return failures
 
     async def card(self, name: str | None) -> ModelCard:
         """Return a model's card, of the only model if ``name`` is None; raises ``UnknownModel``."""

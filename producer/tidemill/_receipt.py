@@ -9,13 +9,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from tidemill._patience import TRY_SHARE
 from tidemill._reads import Read
 from tidemill.protocol import calls
 from tidemill.protocol.calls import NewJob, Submitted
-from tidemill.protocol.errors import ConfigError, ResultExpired, TidemillError
+from tidemill.protocol.errors import BatchClosed, ConfigError, ResultExpired, TidemillError
 from tidemill.protocol.functions import Call, Field, R
 from tidemill.protocol.keys import ShardKeys
 from tidemill.result import result_expired
@@ -47,17 +47,22 @@ class ServerNow:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Receipt:
-    """A job as it was accepted by a server.
+class Fate:
+    """``has_ended`` is set once a client was told how the job ended, or has cancelled it."""
 
-    ``has_ended`` is set once the client has been told how the job ended.
-    """
+    batch: str
+    has_ended: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Receipt:
+    """A job as it was accepted by a server."""
 
     job: NewJob
     created: bool
     durability: str
     server: ServerId
-    has_ended: bool = False
+    fate: Fate
 
     @property
     def job_id(self) -> str:
@@ -110,24 +115,35 @@ def receipts(jobs: Sequence[NewJob], replies: Sequence[Any]) -> list[Receipt | T
     ]
 
 
-class OpenReceipts:
-    """The receipts that somebody still holds; safe to share between threads."""
+class Fates:
+    """What is known of the jobs whose handles somebody still holds; safe to share between threads.
+
+    All receipts of one job share its fate.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._receipts: WeakSet[Receipt] = WeakSet()
+        self._fates: WeakValueDictionary[str, Fate] = WeakValueDictionary()
 
     def add(self, outcomes: Sequence[Receipt | TidemillError]) -> None:
         """Remember what a submission has brought."""
         with self._lock:
-            self._receipts.update(r for r in outcomes if isinstance(r, Receipt))
+            for receipt in outcomes:
+                if isinstance(receipt, Receipt):
+                    receipt.fate = self._fates.setdefault(receipt.job_id, receipt.fate)
 
-    def beside(self, lost: Sequence[Receipt]) -> list[Receipt]:
-        """Return other open jobs that the servers of ``lost`` have accepted, and may have lost."""
-        servers, known = {receipt.server for receipt in lost}, set(lost)
+    def cancel(self, job_id: str) -> None:
+        """Note that the job is cancelled, so that nothing brings it back."""
         with self._lock:
-            held = [r for r in self._receipts if r.server in servers and r not in known]
-        return [receipt for receipt in held if not receipt.has_ended]
+            if (fate := self._fates.get(job_id)) is not None:
+                fate.has_ended = True
+
+    def cancel_all(self, *, batch: str | None = None) -> None:
+        """Note that all jobs of ``batch``, or all that there are, are cancelled."""
+        with self._lock:
+            for fate in self._fates.values():
+                if batch in (None, fate.batch):
+                    fate.has_ended = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +185,10 @@ def triage(
 
 def renew_all(
     chosen: Sequence[Receipt], accepted: Sequence[Receipt | TidemillError]
-) -> dict[str, TidemillError]:
+) -> dict[str, TidemillError | None]:
     """Renew the receipts of jobs that were submitted again; returns what went wrong, by job id."""
-    outcomes = {
-        receipt.job_id: _renew(receipt, again)
-        for receipt, again in zip(chosen, accepted, strict=True)
-    }
-    return {job_id: problem for job_id, problem in outcomes.items() if problem is not None}
+    pairs = zip(chosen, accepted, strict=True)
+    return {receipt.job_id: _renew(receipt, again) for receipt, again in pairs}
 
 
 def valid_jobs(made: Sequence[NewJob | TidemillError]) -> list[NewJob]:
@@ -192,12 +205,16 @@ def fill_in(
 
 
 def _reason_not_to(receipt: Receipt, accepted: ServerId, server: ServerNow) -> TidemillError | None:
-    if receipt.has_ended or not _is_another(accepted, server):
+    if receipt.fate.has_ended or not _is_another(accepted, server):
         return result_expired(receipt.job_id)
     return None
 
 
 def _renew(receipt: Receipt, again: Receipt | TidemillError) -> TidemillError | None:
+    if isinstance(again, BatchClosed):
+        # It was cancelled with its batch.
+        receipt.fate.has_ended = True
+        return result_expired(receipt.job_id)
     if isinstance(again, TidemillError):
         return again
     if again.job_id != receipt.job_id:
@@ -217,6 +234,7 @@ def _receipt(job: NewJob, reply: Submitted, replication_id: str, replicated: boo
         created=reply.created,
         durability=REPLICA if replicated else reply.durability or UNKNOWN,
         server=ServerId(reply.run_id, replication_id),
+        fate=Fate(job.terms.batch),
     )
 
 

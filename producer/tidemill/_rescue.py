@@ -30,7 +30,7 @@ class Rescue:
 
     def note_end(self) -> None:
         """Say that the reader has seen how the job ended."""
-        self._receipt.has_ended = True
+        self._receipt.fate.has_ended = True
 
 
 def overload_wait(job_id: str, error: Overloaded, deadline: float | None) -> float:

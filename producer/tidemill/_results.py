@@ -137,7 +137,7 @@ class ResultGroup:
     def _forget(self, follower: ResultFollower) -> None:
         del self._followers[follower.channel]
         if (receipt := self._receipts.pop(follower.job_id, None)) is not None:
-            receipt.has_ended = True
+            receipt.fate.has_ended = True
         self._listener.discard(follower.channel)
 
 

@@ -10,7 +10,7 @@ from tidemill._link import Link
 from tidemill._patience import SaltMissing
 from tidemill._reads import live_workers, model_card, model_names, models_of
 from tidemill._receipt import (
-    OpenReceipts,
+    Fates,
     Receipt,
     fill_in,
     receipts,
@@ -45,7 +45,8 @@ class Submitter:
         self._replicated = replicated
         self._endpoint = endpoint
         self._catalogue = Catalogue()
-        self._open = OpenReceipts()
+        #: What is known of the jobs whose handles somebody still holds.
+        self.fates = Fates()
         self._tokenizers = RedisTokenizers(endpoint.keys, TokenizerStore(endpoint.cache_dir))
 
     def submit_many(self, specs: Sequence[JobSpec]) -> list[Receipt | TidemillError]:
@@ -55,36 +56,27 @@ class Submitter:
         crash_point("producer.before_submit")
         sent = self._send(valid_jobs(made))
         crash_point("producer.after_submit")
-        self._open.add(sent)
+        self.fates.add(sent)
         return fill_in(made, sent)
 
     def resubmit(self, lost: Sequence[Receipt]) -> list[TidemillError | None]:
         """Submit jobs again that a server has lost, and renew their receipts.
 
         An error tells in the place of its job why not: ``ResultExpired`` if it was not lost.
-        If one was lost, so may have been others
-        of this client that the same server had accepted: they are brought back as well.
         """
+        problems: list[TidemillError | None] = []
+        for start in range(0, len(lost), _PAGE_SIZE):
+            problems += self._resubmit(lost[start : start + _PAGE_SIZE])
+        return problems
+
+    def _resubmit(self, lost: Sequence[Receipt]) -> list[TidemillError | None]:
         found = self._link.read(survey(self._endpoint.keys, lost))
         problems, chosen = triage(lost, found)
-        failures: dict[str, TidemillError] = {}
-        if chosen:
-            # Whoever holds them would find them missing as well, but perhaps much later.
-            failures |= self._bring_back([*chosen, *self._open.beside(chosen)])
+        failures = renew_all(chosen, self._send([receipt.job for receipt in chosen]))
         return [
             problem or failures.get(receipt.job_id)
             for receipt, problem in zip(lost, problems, strict=True)
         ]
-
-    def _bring_back(self, lost: Sequence[Receipt]) -> dict[str, TidemillError]:
-        failures: dict[str, TidemillError] = {}
-        for start in range(0, len(lost), _PAGE_SIZE):
-            page = lost[start : start + _PAGE_SIZE]
-            found = self._link.read(survey(self._endpoint.keys, page))
-            _, chosen = triage(page, found)
-            accepted = self._send([receipt.job for receipt in chosen])
-            failures |= renew_all(chosen, accepted)
-        return failures
 
     def card(self, name: str | None) -> ModelCard:
         """Return a model's card, of the only model if ``name`` is None; raises ``UnknownModel``."""

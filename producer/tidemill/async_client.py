@@ -194,10 +194,12 @@ class AsyncProducer:
         Jobs submitted to it from now on raise ``BatchClosed``.
         """
         plan = cancel_batch(self._keys, self._tenant, check_batch(name))
+        self._submitter.fates.cancel_all(batch=name)
         return await self._links.home.carry_out(plan)
 
     async def cancel_tenant(self) -> CancelCounts:
         """End all jobs now that the tenant has submitted before; their partial output is kept."""
+        self._submitter.fates.cancel_all()
         return await self._links.home.carry_out(cancel_tenant(self._keys, self._tenant))
 
     async def batch(self, name: str) -> BatchStatus:

@@ -30,7 +30,7 @@ class AsyncJob:
 
     async def cancel(self) -> JobState:
         """End the job now; see ``Producer.cancel``."""
-        return await self._jobs.cancel(self.id, self._receipt)
+        return await self._jobs.cancel(self.id)
 
     async def status(self) -> JobStatus:
         """Look at the job once; see ``Producer.job_status``."""

@@ -190,10 +190,12 @@ class Producer:
         Jobs submitted to it from now on raise ``BatchClosed``.
         """
         plan = cancel_batch(self._keys, self._tenant, check_batch(name))
+        self._submitter.fates.cancel_all(batch=name)
         return self._links.home.carry_out(plan)
 
     def cancel_tenant(self) -> CancelCounts:
         """End all jobs now that the tenant has submitted before; their partial output is kept."""
+        self._submitter.fates.cancel_all()
         return self._links.home.carry_out(cancel_tenant(self._keys, self._tenant))
 
     def batch(self, name: str) -> BatchStatus:

@@ -38,7 +38,7 @@ class Job:
 
     def cancel(self) -> JobState:
         """End the job now; see ``Producer.cancel``."""
-        return self._jobs.cancel(self.id, self._receipt)
+        return self._jobs.cancel(self.id)
 
     def status(self) -> JobStatus:
         """Look at the job once; see ``Producer.job_status``."""

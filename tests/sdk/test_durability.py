@@ -14,7 +14,7 @@ from support.twins import MakeTwin, Twin
 from support.valkey import require_server_binary
 from support.wait import wait_until
 from tidemill import BrokerUnavailable, ConfigError
-from tidemill._receipt import Receipt, ServerId, survey, triage
+from tidemill._receipt import Fate, Receipt, ServerId, survey, triage
 from tidemill.protocol import calls
 from tidemill.protocol.calls import Measures, NewJob
 from tidemill.protocol.functions import ensure_library, run
@@ -119,7 +119,7 @@ def test_a_job_that_a_promotion_lost_is_submitted_again(
 
 def receipt(accepted: ServerId) -> Receipt:
     job = NewJob(new_job_id(), GenerateRequest(model="m", prompt_ids=(1,)))
-    return Receipt(job, created=True, durability="fast", server=accepted)
+    return Receipt(job, created=True, durability="fast", server=accepted, fate=Fate(""))
 
 
 @pytest.mark.parametrize(
