@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import time
 from pathlib import Path
 
 import redis.asyncio
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_SECONDS = 0.05
 _MAX_BACKOFF_SECONDS = 2.0
+#: A connection that served for so long was no part of a row of failures.
+_STABLE_SECONDS = 5.0
 
 _FATAL = (ConfigError, BrokerUnsupported)
 
@@ -99,6 +102,10 @@ class Daemon:
         await asyncio.sleep(self._backoff_seconds * random.uniform(0.5, 1.0))
         self._backoff_seconds = min(2 * self._backoff_seconds, _MAX_BACKOFF_SECONDS)
 
+    def _note_stable(self, started: float) -> None:
+        if time.monotonic() - started >= _STABLE_SECONDS:
+            self._backoff_seconds = _FIRST_BACKOFF_SECONDS
+
     async def _serve_once(self) -> None:
         self._health.enter(Role.DISCONNECTED)
         await asyncio.to_thread(self._prepare_server)
@@ -112,10 +119,12 @@ class Daemon:
             timeout_seconds=self._config.leader_lease_seconds,
             retries=0,
         )
+        started = time.monotonic()
         try:
             with translate():
                 await self._lead(client)
         finally:
+            self._note_stable(started)
             metrics.LEADER.set(0)
             self._health.enter(Role.DISCONNECTED)
             await client.aclose()
@@ -125,7 +134,6 @@ class Daemon:
             client, self._keys, self._id, lease_seconds=self._config.leader_lease_seconds
         )
         self._health.enter(Role.STANDBY)
-        self._backoff_seconds = _FIRST_BACKOFF_SECONDS
         epoch = await leadership.acquire()
         metrics.LEADER.set(1)
         metrics.EPOCH.set(epoch)

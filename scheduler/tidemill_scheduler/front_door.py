@@ -13,7 +13,7 @@ from redis import exceptions
 
 from tidemill.protocol import calls
 from tidemill.protocol.calls import Entry, Fields, ReadError
-from tidemill.protocol.errors import InvalidRequest, ProtocolError, TidemillError
+from tidemill.protocol.errors import InvalidRequest, MalformedMessage, ProtocolError, TidemillError
 from tidemill.protocol.functions import run_async, run_each_async
 from tidemill.protocol.keys import GROUP, ShardKeys
 from tidemill.service.runtime import crash_point
@@ -190,3 +190,7 @@ def _parse(entry: _Raw) -> FrontEntry | TidemillError:
         return parse_entry(entry.entry_id, entry.fields)
     except (InvalidRequest, ProtocolError) as error:
         return error
+    except Exception as error:
+        # Anybody may write here: what one entry breaks must not keep the others waiting.
+        _log.exception("entry %s of the front door cannot be read", entry.entry_id)
+        return MalformedMessage(f"body: cannot be read: {type(error).__name__}")

@@ -10,6 +10,7 @@ from tidemill.protocol.functions import Call
 from tidemill.protocol.keys import ShardKeys
 
 _MAX_CHARS = 1000
+_MAX_FIELD_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,5 +47,5 @@ def _describe(error: Exception) -> dict[str, str]:
         return {"type": "BrokerError", "message": str(error)[:_MAX_CHARS]}
     told = {"type": type(error).__name__, "message": error.message[:_MAX_CHARS]}
     if isinstance(error, InvalidRequest):
-        told["field"] = error.field
+        told["field"] = error.field[:_MAX_FIELD_CHARS]
     return told | ({"fix": error.fix} if error.fix else {})

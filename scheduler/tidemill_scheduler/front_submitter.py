@@ -1,5 +1,6 @@
 """Turns entries of the front door into jobs."""
 
+import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 
@@ -7,7 +8,13 @@ import redis.asyncio
 
 from tidemill.protocol import calls
 from tidemill.protocol.calls import NewJob
-from tidemill.protocol.errors import InvalidRequest, Overloaded, TidemillError, UnknownModel
+from tidemill.protocol.errors import (
+    InvalidRequest,
+    MalformedMessage,
+    Overloaded,
+    TidemillError,
+    UnknownModel,
+)
 from tidemill.protocol.functions import run_each_async
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import ModelCard
@@ -16,6 +23,8 @@ from tidemill_scheduler.clock import server_ms
 from tidemill_scheduler.front_entry import FrontEntry, make_front_job
 from tidemill_scheduler.front_outcome import Delay, Outcome
 from tidemill_scheduler.jobs import entry_number
+
+_log = logging.getLogger(__name__)
 
 _SALT_BYTES = 16
 #: How soon an entry looks again for a model that no worker had registered.
@@ -78,11 +87,15 @@ class FrontSubmitter:
                 made[entry.entry_id] = self._without_card(entry, served, now_ms)
         return made
 
-    def _make_job(self, entry: FrontEntry, card: ModelCard) -> NewJob | InvalidRequest:
+    def _make_job(self, entry: FrontEntry, card: ModelCard) -> NewJob | TidemillError:
         try:
             return make_front_job(entry, card, self._keys.shard)
-        except InvalidRequest as error:
+        except TidemillError as error:
             return error
+        except Exception as error:
+            # As when it is read: no entry may stop the others.
+            _log.exception("entry %s of the front door makes no job", entry.entry_id)
+            return MalformedMessage(f"request: cannot be submitted: {type(error).__name__}")
 
     def _without_card(
         self, entry: FrontEntry, served: Collection[str], now_ms: int

@@ -190,3 +190,31 @@ def test_whoever_uses_the_library_says_so_for_a_day(redis_client: redis.Redis) -
     redis_client.zadd(KEYS.libraries, {"tm2": 9e12})
     shard.lead(redis_client)
     assert redis_client.zscore(KEYS.libraries, "tm2") == 9e12
+
+
+@pytest.mark.parametrize("bound", ["1.5", "nan", "inf", "1e20", "-3", "abc", ""])
+def test_a_back_door_of_a_senseless_size_is_closed_and_jobs_end_all_the_same(
+    redis_client: redis.Redis, bound: str
+) -> None:
+    redis_client.hset(KEYS.settings, "back:*", bound)
+    job_id = shard.submit(redis_client)
+    assert shard.cancel(redis_client, job_id) == (1, "cancelled")
+    assert not redis_client.exists(KEYS.back_door("default"))
+
+
+@pytest.mark.parametrize("name", ["jobs", "tokens", "rpm", "tpm", "bytes"])
+@pytest.mark.parametrize("value", ["1e-300", "nan", "-5", "abc"])
+def test_a_senseless_limit_is_no_limit(redis_client: redis.Redis, name: str, value: str) -> None:
+    redis_client.hset(KEYS.settings, name if name == "bytes" else f"{name}:default", value)
+    for _ in range(2):
+        shard.submit(redis_client)
+    assert not redis_client.exists(KEYS.rate_buckets("default"))
+
+
+def test_a_job_ends_although_its_counters_are_damaged(redis_client: redis.Redis) -> None:
+    epoch, job_id = shard.lead(redis_client), shard.submit(redis_client)
+    fence = shard.dispatch(redis_client, job_id, epoch).fence
+    redis_client.hset(KEYS.counters, mapping={"r:default": "abc", "rb": "x", "qb": "y"})
+    assert shard.finish(redis_client, job_id, fence, 0).accepted
+    assert redis_client.zscore(KEYS.running, job_id) is None
+    assert redis_client.ttl(KEYS.job(job_id)) > 0

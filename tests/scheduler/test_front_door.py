@@ -79,6 +79,20 @@ def test_an_entry_written_before_there_was_a_scheduler_is_not_missed(
     assert redis_client.hget(KEYS.job(job_id), "md") == b"m"
 
 
+def test_an_entry_that_cannot_be_encoded_stops_no_other(
+    worker: PuppetWorker, redis_client: redis.Redis, leader: SchedulerProcess
+) -> None:
+    half_a_pair = json.dumps({"request": {"prompt": "x", "tokenizer_digest": "\ud800"}})
+    odd = put(redis_client, half_a_pair.encode())
+    huge = put(redis_client, json.dumps({"request": {"prompt": "x"}, "n" * 5000: 1}).encode())
+    good = put(redis_client, ids_body())
+
+    assert answer(redis_client, odd)["error"]["type"] == "InvalidRequest"
+    assert len(answer(redis_client, huge)["error"]["field"]) < 300
+    assert gather(worker, 1) == [answer(redis_client, good)["job"]]
+    assert int(redis_client.get(KEYS.epoch) or 0) == 1
+
+
 def test_refused_entries_are_answered_and_become_dead_letters(
     worker: PuppetWorker, redis_client: redis.Redis, leader: SchedulerProcess
 ) -> None:

@@ -21,8 +21,12 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def pack(value: Any) -> bytes:
-    """Encode plain data as msgpack."""
-    return bytes(msgpack.packb(value, use_bin_type=True))
+    """Encode plain data as msgpack; raises ``MalformedMessage`` for what it cannot hold."""
+    try:
+        return bytes(msgpack.packb(value, use_bin_type=True))
+    except (ValueError, OverflowError) as error:
+        # Half a surrogate pair, an integer of more than 64 bits, or too deep a nesting.
+        raise MalformedMessage(f"cannot be written as msgpack: {type(error).__name__}") from error
 
 
 def unpack(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:

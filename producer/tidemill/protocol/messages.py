@@ -31,11 +31,11 @@ def _check_utf8(text: str) -> str:
     return text
 
 
-Text = Annotated[str, Field(min_length=1)]
 AnyText = Annotated[str, AfterValidator(_check_utf8)]
+Text = Annotated[AnyText, Field(min_length=1)]
 Count = Annotated[int, Field(strict=True, le=MAX_COUNT)]
 Duration = Annotated[int, Field(strict=True, ge=0, le=MAX_DURATION_MS)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
+Name = Annotated[AnyText, Field(min_length=1, max_length=256)]
 Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = tuple[TokenId, ...]
@@ -61,7 +61,7 @@ class SamplingParams(WireModel):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     seed: Annotated[int, Field(strict=True)] | None = Field(default=None, ge=0, le=MAX_SEED)
-    stop: tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...] = Field(
+    stop: tuple[Annotated[AnyText, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...] = Field(
         default=(), max_length=MAX_STOP_STRINGS
     )
     stop_token_ids: TokenIds = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
@@ -104,8 +104,8 @@ class GenerateRequest(WireModel):
     params: SamplingParams = SamplingParams()
     tenant: Tenant = "default"
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
-    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    tokenizer_digest: str | None = None
+    cache_salt: Annotated[AnyText, Field(min_length=1, max_length=128)] | None = None
+    tokenizer_digest: Name | None = None
     stream: bool = True
 
     @model_validator(mode="after")

@@ -21,6 +21,7 @@ local SEAL = '9007199254740991'
 local TERMINAL = {done = true, failed = true, cancelled = true, expired = true, dead = true}
 local MAX_LETTERS = 10000
 local MAX_COMMANDS = 10000
+local MAX_SETTING = 1e15
 local LIBRARY_TTL_MS = 86400000
 local ANNOUNCE_EVERY_MS = 60000
 
@@ -33,8 +34,17 @@ local function number(value)
   return tonumber(value or 0) or 0
 end
 
+-- A setting, if it is a whole number from 0; anything else counts as not set.
+local function setting(value)
+  local n = tonumber(value or nil)
+  return n and n >= 0 and n <= MAX_SETTING and math.floor(n) == n and n or nil
+end
+
 local function count(cnt, field, by)
-  if by ~= 0 and redis.call('HINCRBY', cnt, field, by) == 0 then redis.call('HDEL', cnt, field) end
+  if by == 0 then return end
+  local total = redis.pcall('HINCRBY', cnt, field, by)
+  -- What is no number any more starts again: an end must not fail in the midst of its writes.
+  if total == 0 or type(total) == 'table' then redis.call('HDEL', cnt, field) end
 end
 
 -- Counts a job in (1) or out (-1) of its tenant's queue.
@@ -53,7 +63,8 @@ end
 local function load_job(job)
   local v = redis.call('HMGET', job, 'st', 'n', 'f', 'w', 'tn', 'tk', 'bid', 'eid', 'at', 'cn',
     'cl', 'mx', 'rt', 'dl', 'qdl', 'sm', 'td', 'tp', 'ik')
-  return {st = v[1], n = v[2], f = v[3], w = v[4], tn = v[5], tk = v[6], bid = v[7], eid = v[8],
+  if v[1] and not tonumber(v[2] or nil) then v[2] = '0' end
+  return {st = v[1], n = v[2], f = v[3], w = v[4], tn = v[5] or v[1] and 'default', tk = v[6], bid = v[7], eid = v[8],
     at = v[9], cn = v[10], cl = v[11], mx = number(v[12]), rt = number(v[13]), dl = number(v[14]),
     qdl = number(v[15]), sm = number(v[16]), td = number(v[17]), tp = number(v[18]), ik = v[19]}
 end

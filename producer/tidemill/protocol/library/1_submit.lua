@@ -14,9 +14,9 @@ end
 local function limits_of(cfg, tenant)
   local v = redis.call('HMGET', cfg, 'jobs:' .. tenant, 'jobs:*', 'tokens:' .. tenant, 'tokens:*',
     'rpm:' .. tenant, 'rpm:*', 'tpm:' .. tenant, 'tpm:*', 'bytes')
-  local function own_or_common(i) return tonumber(v[i] or v[i + 1] or nil) end
+  local function own_or_common(i) return setting(v[i]) or setting(v[i + 1]) end
   return {jobs = own_or_common(1), tokens = own_or_common(3), rpm = own_or_common(5),
-    tpm = own_or_common(7), bytes = tonumber(v[9] or nil)}
+    tpm = own_or_common(7), bytes = setting(v[9])}
 end
 
 local function read_counts(cnt, tenant)

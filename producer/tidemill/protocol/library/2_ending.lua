@@ -33,8 +33,8 @@ end
 -- One entry at the tenant's back door, if it has one.
 local function tell(K, id, v, e, t)
   local max = redis.call('HMGET', K[12], 'back:' .. v.tn, 'back:*')
-  local bound = tonumber(max[1] or max[2] or nil)
-  if not bound or bound <= 0 then return end
+  local bound = setting(max[1]) or setting(max[2]) or 0
+  if bound == 0 then return end
   redis.call('XADD', K[13], 'MAXLEN', '~', bound, '*', 'j', id, 's', e.state, 'r', e.reason,
     'n', e.n, 'b', v.bid or '', 'k', v.ik or '', 't', t)
   redis.call('PEXPIRE', K[13], e.back_ttl)
