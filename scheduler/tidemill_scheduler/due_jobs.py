@@ -43,9 +43,14 @@ async def find_due(
 
 def _due_job(job_id: str, row: list[bytes | None], now: int) -> DueJob:
     *reference, worker, state, deadline = row
-    is_over = 0 < int(deadline or 0) <= now
+    is_over = 0 < _ms(deadline) <= now
     return DueJob(
         JobRef.read(job_id, reference),
         (worker or b"").decode("utf-8", "replace"),
         may_only_stall=state == JobState.RUNNING.encode() and not is_over,
     )
+
+
+def _ms(value: bytes | None) -> int:
+    # One damaged job must not keep those behind it waiting; the functions read it as none, too.
+    return int(value) if value is not None and value.isdigit() and len(value) < 20 else 0

@@ -207,6 +207,18 @@ def test_a_delayed_job_runs_when_its_time_has_come(
     assert worker.finish(claim).accepted
 
 
+@pytest.mark.leaks_keys
+def test_a_damaged_job_holds_up_no_other(
+    leader: SchedulerProcess, redis_client: redis.Redis
+) -> None:
+    damaged, healthy = (submit(redis_client, terms=JobTerms(delay_ms=600_000)) for _ in range(2))
+    redis_client.hset(KEYS.job(damaged), "dl", "abc")
+    redis_client.zadd(KEYS.delayed, {damaged: 1, healthy: 2})
+
+    wait_until(lambda: state_of(redis_client, healthy) == "queued", LIVENESS_SECONDS)
+    assert int(redis_client.get(KEYS.epoch) or 0) == 1
+
+
 def test_each_time_limit_ends_a_job_with_its_own_reason(
     leader: SchedulerProcess, redis_client: redis.Redis
 ) -> None:
