@@ -8,6 +8,7 @@ from tidemill._async_rescue import AsyncRescue
 from tidemill._async_submitter import AsyncSubmitter
 from tidemill._await_result import ResultFollower
 from tidemill._cancel import cancel_call, final_state
+from tidemill._checks import check_job_id, check_timeout
 from tidemill._reads import JobStatus, job_status, location
 from tidemill._receipt import Receipt
 from tidemill.async_stream import AsyncTokenStream
@@ -28,6 +29,8 @@ class AsyncJobs:
         self, job_id: str, after: str | int, timeout: float | None, receipt: Receipt | None = None
     ) -> AsyncTokenStream:
         """Iterate over a job's output."""
+        check_job_id(job_id)
+        check_timeout(timeout)
         link, rescue = self._links.of(job_id), self._rescue(receipt)
         return AsyncTokenStream(link, job_id, after=after, timeout=timeout, rescue=rescue)
 
@@ -35,6 +38,8 @@ class AsyncJobs:
         self, job_id: str, timeout: float | None, receipt: Receipt | None = None
     ) -> Result:
         """Wait for a job's whole output."""
+        check_job_id(job_id)
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         follower, rescue = ResultFollower(job_id), self._rescue(receipt)
         driver = AsyncDriver(self._links.of(job_id), follower, rescue)
@@ -52,6 +57,7 @@ class AsyncJobs:
 
     async def status(self, job_id: str, receipt: Receipt | None = None) -> JobStatus:
         """Look at a job once."""
+        check_job_id(job_id)
         read, rescue = job_status(keys_of(job_id), job_id), self._rescue(receipt)
         link = self._links.of(job_id)
         while (found := await link.read(read)) is None:
@@ -64,6 +70,7 @@ class AsyncJobs:
 
     async def cancel(self, job_id: str) -> JobState:
         """End a job now and return its final state; nothing brings it back."""
+        check_job_id(job_id)
         self._submitter.fates.cancel(job_id)
         link = self._links.of(job_id)
         while True:

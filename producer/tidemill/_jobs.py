@@ -3,6 +3,7 @@
 import time
 
 from tidemill._cancel import cancel_call, final_state
+from tidemill._checks import check_job_id, check_timeout
 from tidemill._link import Links
 from tidemill._reads import JobStatus, job_status, location
 from tidemill._receipt import Receipt
@@ -30,11 +31,15 @@ class Jobs:
         self, job_id: str, after: str | int, timeout: float | None, receipt: Receipt | None = None
     ) -> TokenStream:
         """Iterate over a job's output."""
+        check_job_id(job_id)
+        check_timeout(timeout)
         link, rescue = self._links.of(job_id), self._rescue(receipt)
         return TokenStream(link, job_id, after=after, timeout=timeout, rescue=rescue)
 
     def result(self, job_id: str, timeout: float | None, receipt: Receipt | None = None) -> Result:
         """Wait for a job's whole output."""
+        check_job_id(job_id)
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         with ResultGroup(self._links.of(job_id), self._submitter) as group:
             group.add(job_id, receipt)
@@ -48,6 +53,7 @@ class Jobs:
 
     def status(self, job_id: str, receipt: Receipt | None = None) -> JobStatus:
         """Look at a job once."""
+        check_job_id(job_id)
         read, rescue = job_status(keys_of(job_id), job_id), self._rescue(receipt)
         link = self._links.of(job_id)
         while (found := link.read(read)) is None:
@@ -60,6 +66,7 @@ class Jobs:
 
     def cancel(self, job_id: str) -> JobState:
         """End a job now and return its final state; nothing brings it back."""
+        check_job_id(job_id)
         self._submitter.fates.cancel(job_id)
         link = self._links.of(job_id)
         while True:

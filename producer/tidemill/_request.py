@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from pydantic import TypeAdapter, ValidationError
 
+from tidemill._checks import check_kinds, refusal, shown
 from tidemill._terms import TermOptions, take_terms
 from tidemill.protocol.calls import NewJob
 from tidemill.protocol.codec import MAX_ARRAY_LEN, MAX_MESSAGE_BYTES, encode
@@ -18,7 +19,6 @@ from tidemill.protocol.messages import (
     ModelCard,
     SamplingParams,
     Tenant,
-    invalid_request,
 )
 from tidemill.service.prompt import most_tokens, prepare, validate
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:  # the SDK works without the tokenizer extra
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Sequence[ChatMessage]
 
 MAX_IDEMPOTENCY_KEY_CHARS = 256
+
+#: Prefixes of the keys that Tidemill chooses itself; a caller who took one could block that job.
+REQUEUE_KEY, FRONT_KEY = RESERVED_KEYS = ("requeue:", "front:")
 
 #: Stands for "the only model that is served" in the digest of a request that names none.
 _ANY_MODEL = "-"
@@ -111,10 +114,10 @@ class Draft:
 def check_tenant(tenant: str) -> str:
     """Return ``tenant`` if it may be one; raises ``InvalidRequest``."""
     try:
-        return _TENANT.validate_python(tenant)
+        return _TENANT.validate_python(tenant, strict=True)
     except ValidationError as error:
         raise InvalidRequest(
-            f"tenant: {tenant[:40]!r} is not a tenant",
+            f"tenant: {shown(tenant)!r} is not a tenant",
             field="tenant",
             fix="Use 1 to 64 letters, digits, dots, dashes and underscores.",
         ) from error
@@ -126,6 +129,7 @@ def make_draft(prompt: Prompt, options: JobOptions, tenant: str) -> Draft:
     model, key = fields.pop("model", None), _checked_key(fields.pop("idempotency_key", None))
     own = {name: fields.pop(name) for name in _REQUEST_OPTIONS & fields.keys()}
     terms = take_terms(fields)
+    check_kinds({"model": model, **own, **fields})
     try:
         request = GenerateRequest(
             model=_ANY_MODEL if model is None else model,
@@ -135,7 +139,7 @@ def make_draft(prompt: Prompt, options: JobOptions, tenant: str) -> Draft:
             **own,
         )
     except ValidationError as error:
-        raise invalid_request(error) from error
+        raise refusal(error) from error
     body = _checked_size(request)
     # The same key with other terms is another job too.
     digest = sha256(body + encode(terms)).hexdigest() if key else "-"
@@ -216,6 +220,12 @@ def _sampling_params(options: dict[str, Any]) -> SamplingParams:
     params = options.pop("params", None)
     if isinstance(options.get("stop"), str):
         options["stop"] = (options["stop"],)
+    if params is not None and not isinstance(params, SamplingParams):
+        raise InvalidRequest(
+            f"params: {type(params).__name__} is not SamplingParams",
+            field="params",
+            fix="Give SamplingParams(...), or its fields as keyword arguments.",
+        )
     given = {} if params is None else params.model_dump()
     return SamplingParams(**{**given, **options})
 
@@ -235,6 +245,8 @@ def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
         raise InvalidRequest(
             f"prompt: it has {len(prompt)} items, the limit is {MAX_ARRAY_LEN}", field="prompt"
         )
+    if bool in set(map(type, prompt)):
+        raise InvalidRequest("prompt: True and False are not token ids", field="prompt")
     is_chat = isinstance(prompt[0], Mapping | ChatMessage)
     return {"messages" if is_chat else "prompt_ids": tuple(prompt)}
 
@@ -247,7 +259,25 @@ def _checked_key(key: str | None) -> str:
             f"idempotency_key: it must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} characters",
             field="idempotency_key",
         )
+    _check_key_text(key)
     return key
+
+
+def _check_key_text(key: str) -> None:
+    if key.startswith(RESERVED_KEYS):
+        raise InvalidRequest(
+            f"idempotency_key: it begins with {' or '.join(RESERVED_KEYS)}, which is reserved",
+            field="idempotency_key",
+            fix="Begin it otherwise.",
+        )
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"idempotency_key: its character {error.start} is half of a surrogate pair",
+            field="idempotency_key",
+            fix="Give valid Unicode.",
+        ) from error
 
 
 def _checked_size(request: GenerateRequest) -> bytes:

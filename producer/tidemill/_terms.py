@@ -1,11 +1,13 @@
-"""When a job may and must run, as callers say it: in seconds and datetimes; pure."""
+"""When a job may and must run, as callers say it: in seconds and datetimes."""
 
 import math
+import time
 from datetime import datetime
 from typing import Any, TypedDict
 
 from pydantic import ValidationError
 
+from tidemill._checks import shown
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.messages import (
     DEFAULT_RETRIES,
@@ -55,7 +57,7 @@ def take_terms(options: dict[str, Any]) -> JobTerms:
         for name, field in _SECONDS.items()
     }
     try:
-        return JobTerms(
+        terms = JobTerms(
             **fields,
             not_before_ms=_unix_ms(given["at"]),
             max_retries=_retries(given["max_retries"]),
@@ -65,10 +67,14 @@ def take_terms(options: dict[str, Any]) -> JobTerms:
         # Each for itself is right, so it is the deadline that comes before the job may run.
         told = invalid_request(error).message.removeprefix("request: deadline ")
         raise InvalidRequest(f"deadline: {told}", field="deadline") from error
+    _check_start(terms, time.time_ns() // 1_000_000)
+    return terms
 
 
 def check_batch(name: object) -> str:
     """Return ``name`` if it may name a batch; raises ``InvalidRequest``."""
+    if not isinstance(name, str):
+        raise _bad_batch(name)
     try:
         checked = JobTerms.model_validate({"batch": name}).batch
     except ValidationError as error:
@@ -76,6 +82,16 @@ def check_batch(name: object) -> str:
     if not checked:
         raise _bad_batch(name)
     return checked
+
+
+def _check_start(terms: JobTerms, now_ms: int) -> None:
+    if 0 < terms.deadline_ms <= terms.not_before_ms - now_ms:
+        raise InvalidRequest(
+            f"deadline: {terms.deadline_ms} ms from now is not after the time it may run at,"
+            f" {terms.not_before_ms - now_ms} ms from now",
+            field="deadline",
+            fix="It counts from the submission: make it longer, or at earlier.",
+        )
 
 
 def _milliseconds(name: str, seconds: object, *, least: int) -> int:
@@ -87,11 +103,16 @@ def _milliseconds(name: str, seconds: object, *, least: int) -> int:
         )
     if not least <= seconds * 1000 <= MAX_DURATION_MS:
         raise InvalidRequest(
-            f"{name}: {seconds:g} s is not between {least / 1000:g} and {MAX_SECONDS} s (30 days)",
+            f"{name}: {_number(seconds)} s is not between {least / 1000:g}"
+            f" and {MAX_SECONDS} s (30 days)",
             field=name,
             fix="" if seconds > 0 else "Leave it out for no limit.",
         )
     return math.ceil(seconds * 1000)
+
+
+def _number(seconds: float) -> str:
+    return f"{seconds:g}" if isinstance(seconds, float) else shown(seconds)
 
 
 def _unix_ms(at: object) -> int:
@@ -116,7 +137,7 @@ def _retries(retries: object) -> int:
     is_number = isinstance(retries, int) and not isinstance(retries, bool)
     if not is_number or not 0 <= retries <= MAX_RETRIES:  # type: ignore[operator]  # a number
         raise InvalidRequest(
-            f"max_retries: {str(retries)[:40]} is not between 0 and {MAX_RETRIES}",
+            f"max_retries: {shown(retries)} is not between 0 and {MAX_RETRIES}",
             field="max_retries",
         )
     return retries  # type: ignore[return-value]  # a number
@@ -128,7 +149,7 @@ def _batch(name: object) -> str:
 
 def _bad_batch(name: object) -> InvalidRequest:
     return InvalidRequest(
-        f"batch: {str(name)[:40]!r} is not a name of a batch",
+        f"batch: {shown(name)!r} is not a name of a batch",
         field="batch",
         fix="Use 1 to 128 letters, digits, dots, dashes and underscores.",
     )

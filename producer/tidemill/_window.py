@@ -3,6 +3,7 @@
 from collections import deque
 from typing import Generic, TypeVar
 
+from tidemill._checks import shown
 from tidemill.protocol.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -16,9 +17,14 @@ class Window(Generic[T]):
     """Numbers the items as they start, and gives their outcomes out as they may be yielded."""
 
     def __init__(self, max_in_flight: int, *, ordered: bool) -> None:
+        if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int):
+            raise InvalidRequest(
+                f"max_in_flight: {type(max_in_flight).__name__} is not a whole number",
+                field="max_in_flight",
+            )
         if max_in_flight < 1:
             raise InvalidRequest(
-                f"max_in_flight: {max_in_flight} is less than 1", field="max_in_flight"
+                f"max_in_flight: {shown(max_in_flight)} is less than 1", field="max_in_flight"
             )
         self._max_in_flight = max_in_flight
         self._ordered = ordered

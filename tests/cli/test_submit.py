@@ -57,6 +57,9 @@ def test_a_time_without_a_zone_is_local(
     ("options", "kind", "says"),
     [
         (["--at", "tomorrow"], ConfigError, "'tomorrow' is not a time"),
+        (["--at", "9999-12-31T23:59:59-23:00"], ConfigError, "is out of range"),
+        (["--at", "0001-01-01T00:00+23:00"], ConfigError, "is out of range"),
+        (["--idempotency-key", "requeue:x"], InvalidRequest, "is reserved"),
         (["--delay", "-1"], InvalidRequest, "delay: -1 s"),
         (
             ["--delay", "9", "--deadline", "9"],

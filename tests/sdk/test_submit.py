@@ -1,5 +1,6 @@
 """What goes on the queue, and what is refused before it does."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -133,7 +134,7 @@ def test_token_ids_are_hashed_with_the_tenants_salt(
         ("a " * 512, {}, "prompt", "context of 512"),
         ([1] * 300_000, {}, "prompt", "300000 items, the limit is 262144"),
         ("a" * (1 << 20), {}, "prompt", "bytes, the limit is 1048576"),
-        ("\ud800", {}, "prompt", "unicode"),
+        ("\ud800", {}, "prompt", "unicode|surrogate"),
         ([{"role": "user"}], {}, "messages.0.content", "required"),
         ([{"role": "user", "content": "a", "x": 1}], {}, "messages.0.x", "not permitted"),
         ([1], {"max_tokens": -1}, "max_tokens", "greater than or equal to 1, got -1"),
@@ -152,6 +153,23 @@ def test_token_ids_are_hashed_with_the_tenants_salt(
         ([1], {"cache_salt": ""}, "cache_salt", "at least 1"),
         ([1], {"idempotency_key": ""}, "idempotency_key", "1 to 256"),
         ([1], {"idempotency_key": "k" * 257}, "idempotency_key", "1 to 256"),
+        ([1], {"idempotency_key": 5}, "idempotency_key", "1 to 256"),
+        ([1], {"idempotency_key": "a\ud800"}, "idempotency_key", "character 1 is half"),
+        ([1], {"idempotency_key": "requeue:job"}, "idempotency_key", "requeue: .* is reserved"),
+        ([1], {"idempotency_key": "front:1-0"}, "idempotency_key", "front:, which is reserved"),
+        ([1], {"priority": "5"}, "priority", "str is not a number"),
+        ([1], {"priority": True}, "priority", "bool is not a number"),
+        ([1], {"priority": 10**5000}, "priority", "less than"),
+        ([1], {"max_tokens": 10**5000}, "max_tokens", "."),
+        ([1], {"temperature": True}, "temperature", "bool is not a number"),
+        ([1], {"cache_salt": b"x"}, "cache_salt", "bytes is not text"),
+        ([1], {"stream": "yes"}, "stream", "str is not True or False"),
+        ([1], {"ignore_eos": 1}, "ignore_eos", "int is not True or False"),
+        ([1], {"params": {"max_tokens": 1}}, "params", "dict is not SamplingParams"),
+        ([1], {"params": "x"}, "params", "str is not SamplingParams"),
+        ([True], {}, "prompt", "not token ids"),
+        ([1, False], {}, "prompt", "not token ids"),
+        ([10**5000], {}, "prompt_ids.0", "."),
         ([1], {"model": ""}, "model", "at least 1"),
         ([1], {"model": "x" * 300}, "model", "at most 256"),
     ],
@@ -172,11 +190,50 @@ def test_a_bad_request_names_field_and_limit_and_queues_nothing(
     assert not list(redis_client.scan_iter(match=KEYS.job("*")))
 
 
-@pytest.mark.parametrize("tenant", ["", "a b", "x" * 65, "ü", "a:b", "a\n"])
-def test_a_bad_tenant_is_refused(make_twin: MakeTwin, redis_url: str, tenant: str) -> None:
+@pytest.mark.parametrize("tenant", ["", "a b", "x" * 65, "ü", "a:b", "a\n", 5, None, b"x"])
+def test_a_bad_tenant_is_refused(make_twin: MakeTwin, redis_url: str, tenant: Any) -> None:
     with pytest.raises(InvalidRequest, match="tenant") as refusal:
         make_twin(redis_url, tenant=tenant)
     assert refusal.value.field == "tenant"
+
+
+@pytest.mark.parametrize("options", [{"idempotency_key": "\ud800"}, {"delay": 10**400}])
+def test_a_bad_option_takes_the_place_of_its_job_alone(
+    producer: Twin, mill: FakeMill, options: dict[str, Any]
+) -> None:
+    first, bad, last = producer.submit_many([[1], JobSpec([2], **options), [3]])
+    assert (first.is_new, last.is_new) == (True, True)
+    assert isinstance(bad, InvalidRequest)
+    assert bad.field == next(iter(options))
+
+
+JOB_ID = "job_00" + "0" * 26
+
+
+@pytest.mark.parametrize(
+    ("ask", "field"),
+    [
+        (lambda p: p.cancel(5), "job_id"),
+        (lambda p: p.job_status(None), "job_id"),
+        (lambda p: p.result(b"job"), "job_id"),
+        (lambda p: p.stream(5), "job_id"),
+        (lambda p: p.result(JOB_ID, timeout="x"), "timeout"),
+        (lambda p: p.result(JOB_ID, timeout=True), "timeout"),
+        (lambda p: p.result(JOB_ID, timeout=float("nan")), "timeout"),
+        (lambda p: p.result(JOB_ID, timeout=10**5000), "timeout"),
+        (lambda p: p.stream(JOB_ID, timeout="x"), "timeout"),
+        (lambda p: list(p.map([[1]], max_in_flight="x")), "max_in_flight"),
+        (lambda p: list(p.map([[1]], max_in_flight=1.5)), "max_in_flight"),
+        (lambda p: list(p.map([[1]], max_in_flight=True)), "max_in_flight"),
+        (lambda p: list(p.map([[1]], max_in_flight=-(10**5000))), "max_in_flight"),
+    ],
+)
+def test_a_bad_argument_is_named(
+    producer: Twin, mill: FakeMill, ask: Callable[[Twin], object], field: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field}: ") as refusal:
+        ask(producer)
+    assert refusal.value.field == field
 
 
 def test_without_any_model_the_fix_is_named(producer: Twin, redis_client: redis.Redis) -> None:

@@ -88,18 +88,31 @@ def test_a_time_in_the_past_means_now(producer: Twin, mill: FakeMill) -> None:
         ({"deadline": 0}, "deadline", "0 s is not between 0.001"),
         ({"deadline": float("inf")}, "deadline", "inf s is not between"),
         ({"delay": 5, "deadline": 5}, "deadline", "5000 ms is not after the delay of 5000 ms"),
+        *[
+            ({name: sign * 10**digits}, name, "s is not between .* and 2592000 s")
+            for name in ("delay", "deadline", "max_queue", "stall_timeout")
+            for sign, digits in ((1, 400), (1, 5000), (-1, 400))
+        ],
         ({"max_queue": -0.1}, "max_queue", "2592000"),
         ({"stall_timeout": 1e9}, "stall_timeout", "2592000"),
         ({"at": datetime(2030, 1, 1)}, "at", "without a time zone"),
+        (
+            {"at": datetime.now(UTC) + timedelta(days=1), "deadline": 60},
+            "deadline",
+            "60000 ms from now is not after the time it may run at",
+        ),
         ({"at": 12}, "at", "int does not say when"),
         ({"at": datetime(2300, 1, 1, tzinfo=UTC)}, "at", "after the year 2255"),
         ({"max_retries": 101}, "max_retries", "between 0 and 100"),
         ({"max_retries": -1}, "max_retries", "between 0 and 100"),
+        ({"max_retries": 10**5000}, "max_retries", "between 0 and 100"),
         ({"max_retries": 1.5}, "max_retries", "between 0 and 100"),
         ({"batch": ""}, "batch", "not a name of a batch"),
         ({"batch": "a b"}, "batch", "'a b' is not a name"),
         ({"batch": "x" * 129}, "batch", "not a name"),
         ({"batch": 7}, "batch", "not a name"),
+        ({"batch": b"x"}, "batch", "not a name"),
+        ({"batch": 10**5000}, "batch", "not a name"),
     ],
 )
 def test_bad_terms_name_field_and_limit_and_queue_nothing(
@@ -207,3 +220,8 @@ def test_what_jobs_count_is_held_against_the_tenants_limits(
     with pytest.raises(RateLimited, match="100 tokens per minute") as refusal:
         producer.submit([1, 2, 3], max_tokens=70)
     assert 20 < refusal.value.retry_after_seconds <= 60
+
+
+def test_a_deadline_after_the_start_is_taken(producer: Twin, mill: FakeMill) -> None:
+    job = producer.submit([1], at=datetime.now(UTC) + timedelta(hours=1), deadline=7200)
+    assert producer.job_status(job.id).state == "delayed"

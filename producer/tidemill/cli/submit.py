@@ -153,8 +153,13 @@ def _time(text: str | None) -> datetime | None:
         raise ConfigError(
             f"at: {text[:40]!r} is not a time", fix="Write it like 2030-01-31T08:00."
         ) from error
-    # Without a time zone it is the clock on the wall here.
-    return given.astimezone()
+    try:
+        # Without a time zone it is the clock on the wall here.
+        return given.astimezone()
+    except (OverflowError, ValueError) as error:
+        raise ConfigError(
+            f"at: {text[:40]!r} is out of range", fix="Give a time before the year 2256."
+        ) from error
 
 
 def _read_stdin() -> str:
