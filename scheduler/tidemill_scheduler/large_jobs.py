@@ -50,23 +50,21 @@ class LargeJobs:
         self.remove(job)
         return worker, job
 
-    def take_hopeless(
+    def find_hopeless(
         self, workers: Collection[Worker], now: float, patience: float, limit: int
     ) -> list[WaitingJob]:
-        """Take up to ``limit`` jobs out that none of the workers could hold for so many seconds."""
+        """Return up to ``limit`` jobs that none of the workers could hold for so many seconds."""
         capacity = max((worker.capacity for worker in workers), default=0)
         if capacity != self._capacity:
             self._capacity, self._capacity_since = capacity, now
         if not workers or self._capacity_since + patience > now:
             return []
-        found = [
+        found = (
             job
             for job, since in islice(self._jobs.values(), _MAX_PASSED)
             if since + patience <= now and not any(worker.can_hold(job) for worker in workers)
-        ]
-        for job in found[:limit]:
-            self.remove(job)
-        return found[:limit]
+        )
+        return list(islice(found, limit))
 
     def _next_for(self, workers: Collection[Worker]) -> WaitingJob | None:
         jobs = (job for job, _ in islice(self._jobs.values(), _MAX_PASSED))

@@ -9,7 +9,12 @@ from tidemill.protocol.messages import JobEnd
 from tidemill.protocol.states import FinishReason, JobState
 
 
-def refuse(keys: ShardKeys, ref: JobRef, error: TidemillError) -> Call[tuple[int, str]]:
-    """Let a queued job end as failed, for the reason that ``error`` tells."""
+def refuse(
+    keys: ShardKeys, ref: JobRef, error: TidemillError, *, epoch: int
+) -> Call[tuple[int, str]]:
+    """Let a queued job end as failed, for the reason that ``error`` tells.
+
+    Raises ``StaleEpoch`` if another scheduler leads by now: it knows better.
+    """
     end = JobEnd(state=JobState.FAILED, finish_reason=FinishReason.ERROR, error=error.one_line())
-    return calls.cancel(keys, ref, worker_id="", end=end)
+    return calls.refuse(keys, ref, epoch=epoch, end=end)

@@ -140,18 +140,16 @@ class Scheduler:
         """Whether a job waits while a worker for it has nothing to do, or none of them speaks."""
         return any(self._is_model_runnable(model, now) for model in self.models)
 
-    def take_hopeless(self, now: float, patience: float) -> list[tuple[WaitingJob, int]]:
-        """Take jobs out that no registered worker of their model could hold for so many seconds.
+    def find_hopeless(self, now: float, patience: float) -> list[tuple[WaitingJob, int]]:
+        """Return jobs that no registered worker of their model could hold for so many seconds.
 
-        Returns them with the tokens that the largest can hold; a bounded number, so call again.
+        With the tokens that the largest can hold; a bounded number, so call again.
         """
         hopeless: list[tuple[WaitingJob, int]] = []
         for model in self.models:
             workers = [w for w in self._workers.values() if w.info.model == model]
-            jobs = self._large[model].take_hopeless(workers, now, patience, MAX_PER_TICK)
+            jobs = self._large[model].find_hopeless(workers, now, patience, MAX_PER_TICK)
             hopeless += [(job, max(w.capacity for w in workers)) for job in jobs]
-        for job, _ in hopeless:
-            del self._jobs[job.job_id]
         return hopeless
 
     def _is_model_runnable(self, model: str, now: float) -> bool:

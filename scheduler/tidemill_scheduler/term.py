@@ -15,7 +15,7 @@ from tidemill_scheduler.front_door import FrontDoor
 from tidemill_scheduler.front_submitter import FrontSubmitter
 from tidemill_scheduler.grace import Grace
 from tidemill_scheduler.health import Health
-from tidemill_scheduler.hopeless import refuse_hopeless
+from tidemill_scheduler.hopeless import Judge
 from tidemill_scheduler.ingress import Ingress
 from tidemill_scheduler.intake import Intake
 from tidemill_scheduler.job_life import JobLife
@@ -57,11 +57,21 @@ class Term:
             client, keys, self._scheduler, health, epoch=leadership.epoch, lease_ms=config.lease_ms
         )
         self._watch = WorkerWatch(client, keys, self._scheduler, self._dispatcher.wake)
+        self._judge = Judge(
+            client,
+            keys,
+            self._scheduler,
+            self._watch.refresh,
+            epoch=leadership.epoch,
+            # A worker that lives is registered within a lease.
+            patience_seconds=config.lease_seconds,
+        )
         self._pool = TokenizePool(
             client,
             keys,
             tokenizers,
             self._place,
+            epoch=leadership.epoch,
             unknown_model_seconds=config.unknown_model_seconds,
         )
         ingress = Ingress(client, keys, leadership.epoch)
@@ -97,6 +107,7 @@ class Term:
             self._leadership.hold(),
             self._watch.run(),
             self._watch.follow_statuses(),
+            self._judge.run(),
             self._intake.listen(),
             self._intake.run(),
             self._front_door.run(),
@@ -119,9 +130,6 @@ class Term:
         self._health.beat()
         # Nobody else would notice that a worker fell silent.
         self._dispatcher.wake()
-        # A worker that lives is registered within a lease.
-        patience = self._config.lease_seconds
-        await refuse_hopeless(self._client, self._keys, self._scheduler, patience)
 
 
 async def _translated(duty: Coroutine[Any, Any, None]) -> None:

@@ -26,6 +26,7 @@ from tidemill.protocol.messages import GenerateRequest, ModelCard
 from tidemill.service.prompt import PreparedPrompt, prepare
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
 from tidemill_scheduler import metrics
+from tidemill_scheduler.attention import Attention
 from tidemill_scheduler.cards import load_cards
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.refusal import refuse
@@ -72,13 +73,16 @@ class TokenizePool:
         tokenizers: AsyncRedisTokenizers,
         place: Callable[[WaitingJob], None],
         *,
+        epoch: int,
         unknown_model_seconds: float,
     ) -> None:
         self._client = client
         self._keys = keys
         self._tokenizers = tokenizers
         self._place = place
+        self._epoch = epoch
         self._patience = unknown_model_seconds
+        self._attention = Attention(max(unknown_model_seconds / 4, 3 * _PARK_SECONDS))
         self._jobs: deque[_TextJob] = deque()
         self._parked: list[_TextJob] = []
         self._batch_size = 0
@@ -125,10 +129,19 @@ class TokenizePool:
     async def _process(self, threads: ThreadPoolExecutor, batch: Sequence[_TextJob]) -> None:
         stored = await self._load([job.pointer for job in batch])
         models = {job.pointer.model for job in batch}
+        now = time.monotonic()
+        # A worker that registered during a pause of ours had no chance to show its model before.
+        was_watched = self._attention.look(now) >= self._patience
         cards = await load_cards(self._client, self._keys, models)
         await asyncio.gather(
             *(
-                self._settle(threads, job, data, cards.get(job.pointer.model))
+                self._settle(
+                    threads,
+                    job,
+                    data,
+                    cards.get(job.pointer.model),
+                    is_late=was_watched and job.deadline <= now,
+                )
                 for job, data in zip(batch, stored, strict=True)
             )
         )
@@ -144,12 +157,18 @@ class TokenizePool:
         ]
 
     async def _settle(
-        self, threads: ThreadPoolExecutor, job: _TextJob, stored: _Stored, card: ModelCard | None
+        self,
+        threads: ThreadPoolExecutor,
+        job: _TextJob,
+        stored: _Stored,
+        card: ModelCard | None,
+        *,
+        is_late: bool,
     ) -> None:
         if not stored.request:
             # Ended meanwhile; its dispatch will be refused and removes the pointer.
             self._place(replace(job.pointer, cost=1))
-        elif card is None and time.monotonic() < job.deadline:
+        elif card is None and not is_late:
             self._parked.append(job)
         else:
             await self._tokenize(threads, job.pointer, stored, card)
@@ -199,7 +218,7 @@ class TokenizePool:
     async def _fail(self, job: WaitingJob, stored: _Stored, error: TidemillError) -> None:
         metrics.TOKENIZED.labels("refused").inc()
         _log.info("%s cannot run: %s", job.job_id, type(error).__name__)
-        await run_async(self._client, refuse(self._keys, stored.ref, error))
+        await run_async(self._client, refuse(self._keys, stored.ref, error, epoch=self._epoch))
 
     def _count(self) -> None:
         metrics.UNTOKENIZED_JOBS.set(self.num_waiting)

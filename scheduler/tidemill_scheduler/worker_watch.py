@@ -47,6 +47,7 @@ class WorkerWatch:
         # Worker id -> last status entry read.
         self._cursors: dict[str, str] = {}
         self._unreadable: set[str] = set()
+        self._refreshing = asyncio.Lock()
 
     async def run(self) -> None:
         """Follow the registry for ever."""
@@ -64,6 +65,10 @@ class WorkerWatch:
 
     async def refresh(self) -> None:
         """Add workers whose heartbeat is fresh, remove those whose heartbeat expired."""
+        async with self._refreshing:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         now = await server_ms(self._client)
         ids = await self._client.zrangebyscore(self._keys.workers, now, "+inf")
         alive = {worker_id.decode("utf-8", "replace") for worker_id in cast(list[bytes], ids)}

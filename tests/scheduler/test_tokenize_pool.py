@@ -1,8 +1,10 @@
 """Jobs that arrive as text are ordered, refused or let through."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -11,10 +13,11 @@ import tokenizers
 
 from support.puppet_worker import PuppetWorker
 from support.scheduler_process import LIVENESS_SECONDS, SchedulerProcess
-from support.shard import KEYS, cancel, entry_of
+from support.shard import KEYS, cancel, entry_of, lead
 from support.wait import wait_until, wait_until_async
 from tidemill.protocol import calls
 from tidemill.protocol.codec import decode
+from tidemill.protocol.errors import StaleEpoch
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import GenerateRequest, JobEnd
@@ -24,6 +27,7 @@ from tidemill.service.redis import connect_async
 from tidemill.service.tokenizer import Tokenizer
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers, TokenizerStore
 from tidemill.service.tokenizer_files import TokenizerFiles
+from tidemill_scheduler import tokenize_pool
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.tokenize_pool import TokenizePool
 
@@ -107,10 +111,17 @@ def placed() -> list[WaitingJob]:
 
 @pytest.fixture
 async def pool(
-    client: redis.asyncio.Redis, placed: list[WaitingJob]
+    client: redis.asyncio.Redis, redis_client: redis.Redis, placed: list[WaitingJob]
 ) -> AsyncIterator[TokenizePool]:
     tokenizers_ = AsyncRedisTokenizers(KEYS, TokenizerStore())
-    pool = TokenizePool(client, KEYS, tokenizers_, placed.append, unknown_model_seconds=0.5)
+    pool = TokenizePool(
+        client,
+        KEYS,
+        tokenizers_,
+        placed.append,
+        epoch=lead(redis_client),
+        unknown_model_seconds=0.5,
+    )
     task = asyncio.create_task(pool.run())
     yield pool
     task.cancel()
@@ -170,7 +181,9 @@ async def test_a_job_waits_for_the_first_worker_of_its_model(
     tokenizer: Tokenizer,
 ) -> None:
     tokenizers_ = AsyncRedisTokenizers(KEYS, TokenizerStore())
-    pool = TokenizePool(client, KEYS, tokenizers_, placed.append, unknown_model_seconds=60)
+    pool = TokenizePool(
+        client, KEYS, tokenizers_, placed.append, epoch=lead(redis_client), unknown_model_seconds=60
+    )
     task = asyncio.create_task(pool.run())
     job_id = submit_text(redis_client, prompt="w1")
     pool.put(pointer_of(redis_client, job_id))
@@ -183,6 +196,44 @@ async def test_a_job_waits_for_the_first_worker_of_its_model(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     cancel(redis_client, job_id)
+
+
+async def test_a_pool_whose_epoch_is_over_refuses_nothing(
+    redis_client: redis.Redis, client: redis.asyncio.Redis, worker: PuppetWorker
+) -> None:
+    epoch = lead(redis_client)
+    redis_client.delete(KEYS.leader)
+    assert lead(redis_client, "sch_other") > epoch
+    tokenizers_ = AsyncRedisTokenizers(KEYS, TokenizerStore())
+    pool = TokenizePool(
+        client, KEYS, tokenizers_, lambda _: None, epoch=epoch, unknown_model_seconds=60
+    )
+    job_id = submit_text(redis_client, prompt_ids=[1, 50_000])
+
+    pool.put(pointer_of(redis_client, job_id))
+    with pytest.raises(StaleEpoch):
+        await asyncio.wait_for(pool.run(), LIVENESS_SECONDS)
+
+    assert redis_client.hget(KEYS.job(job_id), "st") == b"queued"
+    cancel(redis_client, job_id)
+
+
+async def test_a_pause_is_no_patience_with_a_model_that_nobody_serves(
+    redis_client: redis.Redis, pool: TokenizePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.put(pointer_of(redis_client, job_id := submit_text(redis_client, prompt="w1")))
+    await wait_until_async(lambda: pool.num_parked, LIVENESS_SECONDS)
+    looks: list[float] = []
+
+    def monotonic() -> float:
+        looks.append(time.monotonic() + 1000)
+        return looks[-1]
+
+    monkeypatch.setattr(tokenize_pool, "time", SimpleNamespace(monotonic=monotonic))
+    await wait_until_async(lambda: looks and pool.num_parked, LIVENESS_SECONDS)
+
+    assert redis_client.hget(KEYS.job(job_id), "st") == b"queued"
+    assert (await asyncio.to_thread(error_of, redis_client, job_id)).startswith("model: no worker")
 
 
 async def test_a_job_that_ended_meanwhile_is_let_through_to_be_dropped(
