@@ -97,7 +97,7 @@ def _field(tenant: str, name: Setting) -> str:
         return f"{name}:{tenant}"
     if tenant != EVERYONE:
         raise ConfigError(
-            f"{name} is a bound of the whole shard, not of tenant {tenant!r}",
+            f"{_option(name)} is a bound of the whole shard, not of tenant {tenant!r}",
             fix=f"Set it for {EVERYONE!r}.",
         )
     return name.value
@@ -105,8 +105,12 @@ def _field(tenant: str, name: Setting) -> str:
 
 def _checked(name: Setting, value: int) -> int:
     if not 0 <= value <= _MAX_VALUE:
-        raise ConfigError(f"{name} is {value}, but must be between 0 and {_MAX_VALUE}")
+        raise ConfigError(f"{_option(name)} is {value}, but must be between 0 and {_MAX_VALUE}")
     return value
+
+
+def _option(name: Setting) -> str:
+    return f"--{name.name.lower().replace('_', '-')}"
 
 
 def _everyone_first(tenant: str) -> tuple[bool, str]:

@@ -65,15 +65,25 @@ def test_limits_are_taken_away(tidemill: Tidemill, redis_client: redis.Redis) ->
     assert not redis_client.exists(KEYS.settings)
 
 
+def test_limits_are_taken_away_by_the_options_that_set_them(
+    tidemill: Tidemill, redis_client: redis.Redis
+) -> None:
+    tidemill("tenant", "set", "red", "--max-jobs", "1", "--max-tokens", "2", "--back-door", "3")
+    outcome = tidemill("tenant", "unset", "red", "max-jobs", "--max-jobs", "--max-tokens")
+    assert outcome.stdout == "2 taken away\n"
+    assert redis_client.hgetall(KEYS.settings) == {b"back:red": b"3"}
+
+
 @pytest.mark.parametrize(
     ("args", "kind", "says"),
     [
         (["set", "a b", "--max-jobs", "1"], InvalidRequest, "not a tenant"),
         (["set", "red"], ConfigError, "no limit is named"),
         (["set", "red", "--max-bytes", "1"], ConfigError, "of the whole shard"),
-        (["set", "red", "--max-jobs", str(2**60)], ConfigError, "must be between 0 and"),
+        (["set", "red", "--max-jobs", str(2**60)], ConfigError, "--max-jobs is 11529"),
         (["unset", "red", "max-fun"], ConfigError, "There are: max-jobs, max-tokens"),
-        (["unset", "red", "max-bytes"], ConfigError, "of the whole shard"),
+        (["unset", "red", "max-bytes"], ConfigError, "--max-bytes is a bound of the whole shard"),
+        (["unset", "red", "--max-bytes"], ConfigError, "of the whole shard"),
     ],
 )
 def test_a_bad_limit_is_told_and_changes_nothing(

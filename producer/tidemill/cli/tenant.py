@@ -1,7 +1,7 @@
 """``tidemill tenant``: what each tenant may have in the queue, and how fast it may submit."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -29,6 +29,11 @@ app = typer.Typer(
 )
 
 Tenant = Annotated[str, typer.Argument(help="The tenant, or '*' for all without their own.")]
+
+
+def _taken(option: str) -> Any:
+    return typer.Option(option, help="Take this one away.")
+
 
 _RATES = {
     Setting.REQUESTS_PER_MINUTE: "jobs a minute",
@@ -103,13 +108,30 @@ def unset(
         list[str] | None,
         typer.Argument(metavar="[LIMIT]...", help="Such as max-jobs. Default: all of them."),
     ] = None,
+    max_jobs: Annotated[bool, _taken("--max-jobs")] = False,
+    max_tokens: Annotated[bool, _taken("--max-tokens")] = False,
+    requests_per_minute: Annotated[bool, _taken("--requests-per-minute")] = False,
+    tokens_per_minute: Annotated[bool, _taken("--tokens-per-minute")] = False,
+    back_door: Annotated[bool, _taken("--back-door")] = False,
+    max_bytes: Annotated[bool, _taken("--max-bytes")] = False,
+    max_result_bytes: Annotated[bool, _taken("--max-result-bytes")] = False,
     shard: Shard = None,
     redis_url: RedisUrl = None,
 ) -> None:
-    """Take limits away, so that those of `*` hold again."""
-    chosen = [_setting(name) for name in names or ()] or list(Setting)
-    if tenant != EVERYONE and not names:
-        chosen = [name for name in chosen if name not in OF_SHARD]
+    """Take limits away, so that those of `*` hold again; name them with dashes or without."""
+    flags = {
+        Setting.MAX_JOBS: max_jobs,
+        Setting.MAX_TOKENS: max_tokens,
+        Setting.REQUESTS_PER_MINUTE: requests_per_minute,
+        Setting.TOKENS_PER_MINUTE: tokens_per_minute,
+        Setting.BACK_DOOR: back_door,
+        Setting.MAX_BYTES: max_bytes,
+        Setting.MAX_RESULT_BYTES: max_result_bytes,
+    }
+    chosen = [_setting(name) for name in names or ()]
+    chosen += [name for name, is_given in flags.items() if is_given and name not in chosen]
+    if not chosen:
+        chosen = [name for name in Setting if tenant == EVERYONE or name not in OF_SHARD]
     with open_link(redis_url, shard) as (link, keys):
         typer.echo(f"{LimitSettings(link, keys).unset(tenant, chosen)} taken away")
 
