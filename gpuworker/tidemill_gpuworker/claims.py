@@ -24,6 +24,7 @@ from tidemill_gpuworker.commands import Command
 from tidemill_gpuworker.failures import Failure, failure_of
 from tidemill_gpuworker.jobs import Job
 from tidemill_gpuworker.outbox import MAX_JOBS_PER_CALL
+from tidemill_gpuworker.work_clock import WorkClock
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class ClaimLoader:
     """Claims and reads jobs; a job's own faults end in a ``Refusal`` and harm no other job.
 
     The claim comes before anything is computed: only an attempt that was claimed counts as a
-    crash when its worker dies.
+    crash when its worker dies.  ``clock`` counts the work on each prompt.
     """
 
     def __init__(
@@ -78,12 +79,14 @@ class ClaimLoader:
         worker_id: str,
         card: ModelCard,
         tokenizer: Tokenizer,
+        clock: WorkClock,
     ) -> None:
         self._client = client
         self._keys = keys
         self._worker_id = worker_id
         self._card = card
         self._tokenizer = tokenizer
+        self._clock = clock
 
     def load(self, commands: Sequence[Command]) -> list[Claim | Refusal | None]:
         """One result per run command: None if that attempt is over already.
@@ -139,10 +142,11 @@ class ClaimLoader:
         written: tuple[TokenChunk, ...] = ()
         job = stored.as_job()
         try:
-            request = decode(stored.request, GenerateRequest)
-            job = stored.as_job(stream=request.stream)
-            written = _read_log(job_id, log, stored.num_tokens)
-            return self._prepare(job, request, stored.salt, written)
+            with self._clock.working():
+                request = decode(stored.request, GenerateRequest)
+                job = stored.as_job(stream=request.stream)
+                written = _read_log(job_id, log, stored.num_tokens)
+                return self._prepare(job, request, stored.salt, written)
         except Exception as error:
             # The outermost frame of one job: whatever its prompt breaks, its neighbours go on.
             if not isinstance(error, TidemillError):

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
@@ -15,44 +14,22 @@ from tidemill_gpuworker import metrics
 from tidemill_gpuworker.jobs import Job, JobTable
 from tidemill_gpuworker.outbox import MAX_JOBS_PER_CALL
 from tidemill_gpuworker.registration import Registration
+from tidemill_gpuworker.work_clock import WorkClock
 
 _log = logging.getLogger(__name__)
 
-#: Exit status of a worker whose engine hung: start it again.
+#: Exit status of a worker that hung: start it again.
 HUNG_STATUS = 70
 
 
-class StepClock:
-    """How long the present engine step has been running; no age between steps."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._started_at: float | None = None
-
-    def start(self) -> None:
-        """A step begins."""
-        self._started_at = self._clock()
-
-    def stop(self) -> float:
-        """The step has ended; returns its duration in seconds."""
-        duration = self.age
-        self._started_at = None
-        return duration
-
-    @property
-    def age(self) -> float:
-        """Seconds since the present step began, 0 without one."""
-        started_at = self._started_at
-        return 0.0 if started_at is None else self._clock() - started_at
-
-
 class Heartbeat:
-    """Beats from a thread of its own, but only while the engine moves.
+    """Beats from a thread of its own, but only while the threads of ``clocks`` get on.
 
-    A hung engine must lose its leases, so that another worker takes its jobs over; a slow step,
-    up to ``max_step_seconds``, must not. Once the leases are gone nothing is left to hope for:
-    ``give_up`` ends the process on the spot with ``HUNG_STATUS``, because a thread that hangs
-    cannot be stopped in any other way, and whoever supervises the worker starts a new one.
+    A hung worker must lose its leases, so that another one takes its jobs over; a slow step, or any
+    other piece of work, up to ``max_step_seconds``, must not. Once the leases are gone nothing is
+    left to hope for: ``give_up`` ends the process on the spot with ``HUNG_STATUS``, because a
+    thread that hangs cannot be stopped in any other way, and whoever supervises the worker starts a
+    new one.
     """
 
     def __init__(
@@ -60,7 +37,7 @@ class Heartbeat:
         client: redis.Redis,
         registration: Registration,
         jobs: JobTable,
-        step_clock: StepClock,
+        clocks: Sequence[WorkClock],
         *,
         max_step_seconds: float,
         on_lost: Callable[[Job], None],
@@ -69,21 +46,25 @@ class Heartbeat:
         self._client = client
         self._registration = registration
         self._jobs = jobs
-        self._step_clock = step_clock
+        self._clocks = clocks
         self._max_step_seconds = max_step_seconds
         self._on_lost = on_lost
         self._give_up = give_up
         self._num_skipped = 0
 
     @property
-    def engine_hangs(self) -> bool:
-        """Whether the present step takes longer than a step may."""
-        return self._step_clock.age > self._max_step_seconds
+    def hangs(self) -> bool:
+        """Whether a thread has been at one piece of work for longer than a step may take."""
+        return self._age > self._max_step_seconds
+
+    @property
+    def _age(self) -> float:
+        return max(clock.age for clock in self._clocks)
 
     def beat(self) -> bool:
-        """Renew everything; returns False, having done nothing, while the engine hangs."""
-        if self.engine_hangs:
-            self._skip(self._step_clock.age)
+        """Renew everything; returns False, having done nothing, while the worker hangs."""
+        if (age := self._age) > self._max_step_seconds:
+            self._skip(age)
             return False
         self._num_skipped = 0
         if not self._renew():
@@ -91,13 +72,13 @@ class Heartbeat:
             self._registration.register()
         return True
 
-    def _skip(self, step_age: float) -> None:
+    def _skip(self, age: float) -> None:
         metrics.SKIPPED_BEATS.inc()
-        _log.error("no heartbeat: a step has been running for %.0f s", step_age)
+        _log.error("no heartbeat: one step, or one prompt, has taken %.0f s so far", age)
         leases_end = self._max_step_seconds + self._registration.lease_ms / 1000
-        # A process that was paused finds its step old at the first look; it may yet end.
-        if step_age > leases_end and self._num_skipped:
-            _log.error("the engine hangs, its leases are over: this worker ends itself")
+        # A process that was paused finds its work old at the first look; it may yet end.
+        if age > leases_end and self._num_skipped:
+            _log.error("this worker hangs and its leases are over: it ends itself")
             self._give_up(HUNG_STATUS)
         self._num_skipped += 1
 

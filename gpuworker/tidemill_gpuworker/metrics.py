@@ -51,7 +51,7 @@ REFUSED_WRITES = Counter(
 )
 BAD_COMMANDS = Counter("tidemill_worker_bad_commands_total", "Commands that made no sense")
 SKIPPED_BEATS = Counter(
-    "tidemill_worker_heartbeats_skipped_total", "Heartbeats left out because the engine hung"
+    "tidemill_worker_heartbeats_skipped_total", "Heartbeats left out because the worker hung"
 )
 
 

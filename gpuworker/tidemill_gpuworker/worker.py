@@ -10,7 +10,6 @@ from tidemill_gpuworker import metrics
 from tidemill_gpuworker.claims import Claim, Refusal
 from tidemill_gpuworker.commands import BEGIN
 from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.heartbeat import StepClock
 from tidemill_gpuworker.inbox import (
     Cancelled,
     Claimed,
@@ -26,6 +25,7 @@ from tidemill_gpuworker.jobs import Job, JobTable
 from tidemill_gpuworker.publisher import Publisher
 from tidemill_gpuworker.releaser import Releaser
 from tidemill_gpuworker.status import StatusReporter
+from tidemill_gpuworker.work_clock import WorkClock
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Parts:
     publisher: Publisher
     releaser: Releaser
     status: StatusReporter
-    step_clock: StepClock
+    clock: WorkClock
 
 
 class Worker:
@@ -78,11 +78,14 @@ class Worker:
         self._report()
         while not self._is_over:
             for message in self._parts.inbox.take(self._patience()):
-                self.handle(message)
+                with self._parts.clock.working():
+                    self.handle(message)
             if self._can_step:
-                self._step()
+                with self._parts.clock.working():
+                    self._step()
             if self._parts.status.is_due or not self._can_step:
-                self._report()
+                with self._parts.clock.working():
+                    self._report()
         if self._error is not None:
             raise self._error
 
@@ -124,11 +127,8 @@ class Worker:
         return max(0.0, min(self._idle_seconds, self._drain_deadline - self._clock()))
 
     def _step(self) -> None:
-        self._parts.step_clock.start()
-        try:
+        with metrics.STEP_SECONDS.time():
             self._parts.runner.step()
-        finally:
-            metrics.STEP_SECONDS.observe(self._parts.step_clock.stop())
         self._meter.observe()
         if self._parts.runner.fault is not None:
             self._error = self._parts.runner.fault

@@ -192,7 +192,7 @@ def _add_process_options(group: argparse._ArgumentGroup) -> None:
         type=_seconds,
         default=60.0,
         metavar="S",
-        help="a step that takes longer counts as hung: the jobs go to another worker (%(default)s)",
+        help="a step that takes longer, or a prompt, counts as hung (%(default)s)",
     )
     group.add_argument(
         "--drain-seconds",

@@ -18,7 +18,7 @@ from tidemill_gpuworker.background import Background
 from tidemill_gpuworker.backoff import LAST_SECONDS
 from tidemill_gpuworker.claims import ClaimLoader
 from tidemill_gpuworker.commands import BLOCK_MS, CommandReader, parse_command
-from tidemill_gpuworker.heartbeat import Heartbeat, StepClock
+from tidemill_gpuworker.heartbeat import Heartbeat
 from tidemill_gpuworker.inbox import Claimed, DrainAsked, Inbox, Lost, ThreadDied, Woken
 from tidemill_gpuworker.intake import Intake
 from tidemill_gpuworker.job_runner import JobRunner
@@ -30,6 +30,7 @@ from tidemill_gpuworker.registration import Registration
 from tidemill_gpuworker.releaser import Releaser
 from tidemill_gpuworker.served_model import ServedModel
 from tidemill_gpuworker.status import StatusReporter
+from tidemill_gpuworker.work_clock import WorkClock
 from tidemill_gpuworker.worker import Parts, Worker
 
 _log = logging.getLogger(__name__)
@@ -92,8 +93,14 @@ class WorkerProcess:
             tokenizer=model.tokenizer.to_bundle(),
             lease_ms=int(config.lease_seconds * 1000),
         )
+        self._loop_clock, self._reader_clock = WorkClock(), WorkClock()
         self._loader = ClaimLoader(
-            self._client, self._keys, model.info.worker_id, model.card, model.tokenizer
+            self._client,
+            self._keys,
+            model.info.worker_id,
+            model.card,
+            model.tokenizer,
+            self._reader_clock,
         )
         self._reader = CommandReader(
             self._client,
@@ -111,8 +118,8 @@ class WorkerProcess:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine moves."""
-        return not self._heartbeat.engine_hangs
+        """Whether the engine and the reader of commands get on."""
+        return not self._heartbeat.hangs
 
     def run(self, drain: Drain, on_ready: Callable[[], None] = lambda: None) -> bool:
         """Register, work until ``drain`` asks to stop, and leave; True if nothing was left open.
@@ -178,13 +185,12 @@ class WorkerProcess:
         self._alarm = alarm
 
     def _wire_engine(self, model: ServedModel) -> None:
-        step_clock = StepClock()
         self._runner = JobRunner(model.engine, self._publisher, self._releaser.nack)
         self._heartbeat = Heartbeat(
             self._beat_client,
             self._registration,
             self._jobs,
-            step_clock,
+            (self._loop_clock, self._reader_clock),
             max_step_seconds=self._config.max_step_seconds,
             on_lost=self._lost,
         )
@@ -196,7 +202,7 @@ class WorkerProcess:
             publisher=self._publisher,
             releaser=self._releaser,
             status=self._status,
-            step_clock=step_clock,
+            clock=self._loop_clock,
         )
         self._worker = Worker(
             parts,
@@ -222,7 +228,8 @@ class WorkerProcess:
 
     def _leave(self) -> bool:
         self._threads["commands"].close()
-        unfinished = self._stop_engine()
+        with self._loop_clock.working():
+            unfinished = self._stop_engine()
         self._threads["outbound"].close()
         deadline = time.monotonic() + self._config.farewell_seconds
         self._write_all(deadline)

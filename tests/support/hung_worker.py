@@ -1,15 +1,39 @@
-"""A worker process whose fake model never comes back from some prompts: ``... URL``."""
+"""A worker process that never comes back from some prompts: ``... URL``."""
 
 import sys
 import threading
 
-from support.worker_rig import PacedRunner, Rig
+from support.fake_engine import FakeProcessor
+from support.worker_rig import PacedRunner, Rig, make_tokenizer_files
 from tidemill.service.redis import connect
 from tidemill.service.runtime import Drain
+from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.step_plan import StepPlan
 
-#: The token that hangs a step.
+#: The token that hangs a step, and the one that hangs the engine when the prompt is added.
 HANGS = 666
+HANGS_ADDED = 667
+
+#: The text that hangs the tokenizer.
+HANGING_TEXT = "grain"
+
+
+class HangingProcessor(FakeProcessor):
+    """Is never made."""
+
+    def __init__(self, num_tokens: int) -> None:
+        """Hang."""
+        threading.Event().wait()
+
+
+class HangingTokenizer(Tokenizer):
+    """Waits for ever if it sees ``HANGING_TEXT``."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Tokenise, or hang."""
+        if text == HANGING_TEXT:
+            threading.Event().wait()
+        return super().encode(text, add_special_tokens=add_special_tokens)
 
 
 class HangingRunner(PacedRunner):
@@ -32,7 +56,15 @@ def main(url: str) -> None:
         "max_step_seconds": 0.2,
     }
     with connect(url) as client, Drain() as drain:
-        rig = Rig(client, url, epoch=0, runner=runner, config=config)
+        rig = Rig(
+            client,
+            url,
+            epoch=0,
+            runner=runner,
+            config=config,
+            processors={HANGS_ADDED: HangingProcessor},
+            tokenizer=HangingTokenizer(make_tokenizer_files()),
+        )
         rig.process.run(drain, on_ready=lambda: print(rig.worker_id, flush=True))
 
 

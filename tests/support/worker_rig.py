@@ -1,7 +1,7 @@
 """A whole worker around the fake engine, and the scheduler's part played by the test."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -64,6 +64,9 @@ class GarbledProcessor(FakeProcessor):
         return super().process(token_id)
 
 
+PROCESSORS: Mapping[int, type[FakeProcessor]] = {GARBLED: GarbledProcessor}
+
+
 class PacedRunner(FakeRunner):
     """A fake model that computes only as many steps as it is allowed, and fails on command.
 
@@ -105,20 +108,32 @@ class PacedRunner(FakeRunner):
 
 def make_tokenizer() -> Tokenizer:
     """One token per word of ``WORDS``; unknown words become token 0."""
+    return Tokenizer(make_tokenizer_files())
+
+
+def make_tokenizer_files() -> TokenizerFiles:
+    """The files of that tokenizer."""
     vocabulary = {word: index for index, word in enumerate(WORDS)}
     raw = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
-    return Tokenizer(TokenizerFiles(raw.to_str(), eos_token_ids=(0,)))
+    return TokenizerFiles(raw.to_str(), eos_token_ids=(0,))
 
 
-def make_engine(runner: FakeRunner, num_blocks: int = NUM_BLOCKS) -> Engine:
-    """An engine whose sequences end after ``max_tokens``, 8 by default."""
+def make_engine(
+    runner: FakeRunner,
+    num_blocks: int = NUM_BLOCKS,
+    processors: Mapping[int, type[FakeProcessor]] = PROCESSORS,
+) -> Engine:
+    """An engine whose sequences end after ``max_tokens``, 8 by default.
+
+    A token of the prompt may choose who processes the output.
+    """
     config = StepConfig(max_model_len=MAX_MODEL_LEN, max_num_seqs=64, max_num_batched_tokens=256)
     scheduler = StepScheduler(config, BlockManager(num_blocks, BLOCK_SIZE))
 
     def make_processor(seq: Sequence) -> FakeProcessor:
-        kind = GarbledProcessor if GARBLED in seq.prompt_ids else FakeProcessor
-        return kind(seq.params.max_tokens or 8)
+        chosen = (processors[token] for token in seq.prompt_ids if token in processors)
+        return next(chosen, FakeProcessor)(seq.params.max_tokens or 8)
 
     return Engine(runner, FakeSampler(), scheduler, make_processor)
 
@@ -171,12 +186,13 @@ class Rig:
     runner: PacedRunner = field(default_factory=PacedRunner)
     config: dict[str, object] = field(default_factory=dict)
     num_blocks: int = NUM_BLOCKS
+    processors: Mapping[int, type[FakeProcessor]] = field(default_factory=lambda: PROCESSORS)
+    tokenizer: Tokenizer = field(default_factory=make_tokenizer)
     error: BaseException | None = None
     left_clean: bool | None = None
 
     def __post_init__(self) -> None:
-        tokenizer = make_tokenizer()
-        self.card = make_card(tokenizer)
+        self.card = make_card(self.tokenizer)
         self.info = WorkerInfo(
             worker_id=new_worker_id(),
             model="m",
@@ -186,7 +202,7 @@ class Rig:
             max_num_batched_tokens=256,
             wire_version=WIRE_VERSION,
         )
-        self.engine = make_engine(self.runner, self.num_blocks)
+        self.engine = make_engine(self.runner, self.num_blocks, self.processors)
         self.drain = Drain()
         settings = {
             "lease_seconds": 2.0,
@@ -197,7 +213,7 @@ class Rig:
             "retry": RetryPause(base_ms=1, cap_ms=5),
         }
         config = ProcessConfig(redis_url=self.url, **settings | self.config)  # type: ignore[arg-type]
-        model = ServedModel(self.engine, tokenizer, self.card, self.info)
+        model = ServedModel(self.engine, self.tokenizer, self.card, self.info)
         self.process = WorkerProcess(model, config)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)

@@ -14,6 +14,7 @@ from tidemill_gpuworker import claims
 from tidemill_gpuworker.claims import Claim, ClaimLoader, Refusal, seed_of
 from tidemill_gpuworker.commands import Command
 from tidemill_gpuworker.failures import Failure
+from tidemill_gpuworker.work_clock import WorkClock
 
 pytestmark = pytest.mark.leaks_keys
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.leaks_keys
 @pytest.fixture
 def loader(redis_client: redis.Redis) -> ClaimLoader:
     tokenizer = make_tokenizer()
-    return ClaimLoader(redis_client, KEYS, "wkr_a", make_card(tokenizer), tokenizer)
+    return ClaimLoader(redis_client, KEYS, "wkr_a", make_card(tokenizer), tokenizer, WorkClock())
 
 
 def _run(job_id: str, fence: int = 1) -> Command:

@@ -9,16 +9,17 @@ import pytest
 import redis
 
 from support import shard
-from support.hung_worker import HANGS
+from support.hung_worker import HANGING_TEXT, HANGS, HANGS_ADDED
 from support.shard import KEYS
 from support.wait import wait_until
 from support.worker_rig import Rig, make_request, state_of, submit
 from tidemill.protocol.calls import JobRef
 from tidemill.protocol.codec import WIRE_VERSION
-from tidemill.protocol.messages import ModelCard, WorkerInfo
-from tidemill_gpuworker.heartbeat import HUNG_STATUS, Heartbeat, StepClock
+from tidemill.protocol.messages import GenerateRequest, ModelCard, WorkerInfo
+from tidemill_gpuworker.heartbeat import HUNG_STATUS, Heartbeat
 from tidemill_gpuworker.jobs import Job, JobTable
 from tidemill_gpuworker.registration import Registration
+from tidemill_gpuworker.work_clock import WorkClock
 
 INFO = WorkerInfo(
     worker_id="wkr_a",
@@ -40,13 +41,13 @@ class Bench:
         self.jobs = JobTable()
         self.lost: list[Job] = []
         self.exits: list[int] = []
-        self.step_clock = StepClock(lambda: self.now)
+        self.clocks = [WorkClock(lambda: self.now) for _ in range(2)]
         self.registration = Registration(client, KEYS, INFO, CARD, b"bundle", lease_ms=60_000)
         self.heartbeat = Heartbeat(
             client,
             self.registration,
             self.jobs,
-            self.step_clock,
+            self.clocks,
             max_step_seconds=5.0,
             on_lost=self.lost.append,
             give_up=self.exits.append,
@@ -91,51 +92,73 @@ def test_a_beat_reports_what_is_not_ours_any_more(bench: Bench) -> None:
 
 
 @pytest.mark.leaks_keys
-def test_a_hung_step_stops_the_beat_and_a_slow_one_does_not(bench: Bench) -> None:
+@pytest.mark.parametrize("thread", [0, 1])
+def test_a_thread_that_hangs_stops_the_beat_and_a_slow_one_does_not(
+    bench: Bench, thread: int
+) -> None:
     (job,) = bench.hold(1)
-    bench.step_clock.start()
-    bench.now = 4.9
+    with bench.clocks[thread].working():
+        bench.now = 4.9
+        assert bench.heartbeat.beat()
+        renewed = bench.lease_of(job)
+        bench.now = 5.1
+        assert bench.heartbeat.hangs
+        assert not bench.heartbeat.beat()
+        assert bench.lease_of(job) == renewed
     assert bench.heartbeat.beat()
-    renewed = bench.lease_of(job)
-    bench.now = 5.1
-    assert bench.heartbeat.engine_hangs
-    assert not bench.heartbeat.beat()
-    assert bench.lease_of(job) == renewed
-    assert bench.step_clock.stop() == pytest.approx(5.1)
+
+
+def test_much_work_in_short_pieces_and_long_waits_are_no_hang(bench: Bench) -> None:
+    for _ in range(10):
+        with bench.clocks[0].working():
+            bench.now += 4.0
+            assert bench.heartbeat.beat()
+    bench.now += 1000.0
     assert bench.heartbeat.beat()
 
 
 def test_a_worker_whose_step_outlives_its_leases_ends_itself(bench: Bench) -> None:
-    bench.step_clock.start()
-    for bench.now in (5.1, 35.0, 64.9):
+    with bench.clocks[0].working():
+        for bench.now in (5.1, 35.0, 64.9):
+            bench.heartbeat.beat()
+        assert bench.exits == []
+        bench.now = 65.1
         bench.heartbeat.beat()
-    assert bench.exits == []
-    bench.now = 65.1
-    bench.heartbeat.beat()
-    assert bench.exits == [HUNG_STATUS]
+        assert bench.exits == [HUNG_STATUS]
 
 
 def test_a_worker_that_was_paused_may_end_its_step(bench: Bench) -> None:
     for _ in range(2):
-        bench.step_clock.start()
-        bench.now += 1000.0
-        assert not bench.heartbeat.beat()
-        bench.step_clock.stop()
+        with bench.clocks[0].working():
+            bench.now += 1000.0
+            assert not bench.heartbeat.beat()
         assert bench.heartbeat.beat()
     assert bench.exits == []
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        make_request((HANGS, 1)),
+        make_request((HANGS_ADDED, 1)),
+        make_request(None, prompt=HANGING_TEXT),
+    ],
+    ids=["in a step", "when it is added", "when it is read"],
+)
 def test_a_prompt_that_hangs_its_worker_costs_that_process_alone(
-    redis_client: redis.Redis, redis_url: str, epoch: int
+    redis_client: redis.Redis, redis_url: str, epoch: int, request_: GenerateRequest
 ) -> None:
     command = [sys.executable, "-m", "support.hung_worker", redis_url]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        worker_id = process.stdout.readline().strip()
-        job_id = submit(redis_client, make_request((HANGS, 1)))
-        shard.dispatch(redis_client, job_id, epoch, worker=worker_id, lease_ms=500)
-        assert process.wait(20) == HUNG_STATUS
+        try:
+            assert process.stdout is not None
+            worker_id = process.stdout.readline().strip()
+            job_id = submit(redis_client, request_)
+            shard.dispatch(redis_client, job_id, epoch, worker=worker_id, lease_ms=500)
+            assert process.wait(20) == HUNG_STATUS
+        finally:
+            process.kill()
     wait_until(lambda: shard.reap(redis_client, job_id) == 1, what="the lease is over")
     assert redis_client.hget(KEYS.job(job_id), "cr") == b"1"
     shard.cancel(redis_client, job_id)
