@@ -21,6 +21,7 @@ Each job is printed as one line of JSON.
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ class Consumer:
     def __init__(self, client: redis.Redis, shard: str, tenant: str, group: str, name: str) -> None:
         # redis-py types a reply as the union of what it is under any setting of the client.
         self.client: Any = client
+        self.shard = shard
         # All keys of a shard carry its name in braces, so that a cluster keeps them together.
         self.prefix = f"tm:{{{shard}}}:"
         self.stream = f"{self.prefix}out:{tenant}"
@@ -59,8 +61,11 @@ class Consumer:
         """Handle jobs until interrupted; goes on when the server comes back."""
         while True:
             try:
+                check_shard(self.client, self.shard)
                 self.join_group()
                 self.work()
+            except redis.AuthenticationError:
+                raise  # a connection error to redis-py, but trying again would not help
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 print(f"the server is away: {error}", file=sys.stderr)
                 time.sleep(RECONNECT_SECONDS)
@@ -150,6 +155,16 @@ class Consumer:
         return "".join(unpack(entry[b"d"]).get("text", "") for _, entry in log if b"d" in entry)
 
 
+def check_shard(client: Any, shard: str) -> None:
+    """Exit unless a scheduler has ever led the shard: nobody would answer on another one."""
+    try:
+        if client.exists(f"tm:{{{shard}}}:sche"):
+            return
+    except redis.exceptions.NoPermissionError:
+        return  # this user may not look
+    raise SystemExit(f"no scheduler has ever run for shard {shard}: is --shard right?")
+
+
 def unpack(message: bytes) -> dict[str, Any]:
     """Read one message of Tidemill: a version byte, then msgpack; fields at their default lack."""
     if message[0] != 1:
@@ -158,14 +173,47 @@ def unpack(message: bytes) -> dict[str, Any]:
     return fields
 
 
+def shard_name(text: str) -> str:
+    """Read the name of a shard: two hex digits, in lower case."""
+    if not re.fullmatch("[0-9a-f]{2}", text):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not two hex digits such as 00")
+    return text
+
+
+def tenant_name(text: str) -> str:
+    """Read the name of a tenant."""
+    if not re.fullmatch(r"[A-Za-z0-9_.\-]{1,64}", text):
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is not 1 to 64 letters, digits, dots, dashes and underscores"
+        )
+    return text
+
+
+def server_url(text: str) -> str:
+    """Read the server's address."""
+    try:
+        redis.Redis.from_url(text).close()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}") from error
+    return text
+
+
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("url", help="such as redis://localhost:6379/0 or unix:///path/to/socket")
-    parser.add_argument("--tenant", default="default", help="whose jobs (default: %(default)s)")
-    parser.add_argument("--shard", default="00", help="two hex digits (default: %(default)s)")
+    parser.add_argument(
+        "url",
+        type=server_url,
+        help="such as redis://localhost:6379/0 or unix:///path/to/socket",
+    )
+    parser.add_argument(
+        "--tenant", type=tenant_name, default="default", help="whose jobs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--shard", type=shard_name, default="00", help="two hex digits (default: %(default)s)"
+    )
     parser.add_argument("--group", default="results", help="consumer group (default: %(default)s)")
     parser.add_argument("--name", default="c1", help="this consumer, unique (default: %(default)s)")
     return parser.parse_args()
@@ -187,3 +235,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except (redis.RedisError, OSError) as error:
+        raise SystemExit(f"the server refuses: {error}") from None

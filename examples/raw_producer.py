@@ -24,6 +24,7 @@ So every token is printed once, whatever breaks.
 
 import argparse
 import json
+import re
 import sys
 import time
 import uuid
@@ -134,14 +135,27 @@ def submit(client: Any, prefix: str, body: dict[str, Any]) -> str:
     return str(said["job"])
 
 
-def submit_patiently(client: redis.Redis, prefix: str, body: dict[str, Any]) -> str:
+def submit_patiently(client: redis.Redis, shard: str, body: dict[str, Any]) -> str:
     """Submit, and again while the server is away: the idempotency key makes that one job."""
     while True:
         try:
-            return submit(client, prefix, body)
+            check_shard(client, shard)
+            return submit(client, f"tm:{{{shard}}}:", body)
+        except redis.AuthenticationError:
+            raise  # a connection error to redis-py, but trying again would not help
         except LOST as error:
             print(f"the server is away: {error}", file=sys.stderr)
             time.sleep(RECONNECT_SECONDS)
+
+
+def check_shard(client: Any, shard: str) -> None:
+    """Exit unless a scheduler has ever led the shard: nobody would answer on another one."""
+    try:
+        if client.exists(f"tm:{{{shard}}}:sche"):
+            return
+    except redis.exceptions.NoPermissionError:
+        return  # this user may not look
+    raise SystemExit(f"no scheduler has ever run for shard {shard}: is --shard right?")
 
 
 def unpack(message: bytes) -> dict[str, Any]:
@@ -152,19 +166,53 @@ def unpack(message: bytes) -> dict[str, Any]:
     return fields
 
 
+def shard_name(text: str) -> str:
+    """Read the name of a shard: two hex digits, in lower case."""
+    if not re.fullmatch("[0-9a-f]{2}", text):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not two hex digits such as 00")
+    return text
+
+
+def tenant_name(text: str) -> str:
+    """Read the name of a tenant."""
+    if not re.fullmatch(r"[A-Za-z0-9_.\-]{1,64}", text):
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is not 1 to 64 letters, digits, dots, dashes and underscores"
+        )
+    return text
+
+
+def server_url(text: str) -> str:
+    """Read the server's address."""
+    try:
+        redis.Redis.from_url(text).close()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}") from error
+    return text
+
+
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("url", help="such as redis://localhost:6379/0 or unix:///path/to/socket")
+    parser.add_argument(
+        "url",
+        type=server_url,
+        help="such as redis://localhost:6379/0 or unix:///path/to/socket",
+    )
     parser.add_argument("prompt", help="text; or token ids such as 1,2,3 with --ids")
     parser.add_argument("--ids", action="store_true", help="the prompt is token ids")
     parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
     parser.add_argument(
-        "--tenant", default="default", help="on whose behalf (default: %(default)s)"
+        "--tenant",
+        type=tenant_name,
+        default="default",
+        help="on whose behalf (default: %(default)s)",
     )
-    parser.add_argument("--shard", default="00", help="two hex digits (default: %(default)s)")
+    parser.add_argument(
+        "--shard", type=shard_name, default="00", help="two hex digits (default: %(default)s)"
+    )
     parser.add_argument("--deadline-ms", type=int, default=0, help="0: none (default)")
     parser.add_argument("--key", help="idempotency key (default: a random one)")
     return parser.parse_args()
@@ -190,7 +238,7 @@ def main() -> None:
     # A blocking command must not take longer than the socket's timeout.
     timeout = ANSWER_SECONDS + 5
     with redis.Redis.from_url(args.url, protocol=2, socket_timeout=timeout) as client:
-        job_id = submit_patiently(client, prefix, make_body(args))
+        job_id = submit_patiently(client, args.shard, make_body(args))
         reader = TokenReader(client, prefix, job_id)
         end = reader.follow()
     print(f"\n{job_id}: {end['state']} after {reader.position} tokens", file=sys.stderr)
@@ -203,3 +251,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except (redis.RedisError, OSError) as error:
+        raise SystemExit(f"the server refuses: {error}") from None

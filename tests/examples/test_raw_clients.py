@@ -197,3 +197,27 @@ def test_the_examples_explain_themselves_and_need_no_tidemill(name: str) -> None
     with start(name, "--help") as process:
         told = process.communicate(timeout=30)[0]
     assert "XRANGE" in told or "XREADGROUP" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "args"), [("raw_producer.py", ["1,2", "--ids"]), ("raw_consumer.py", [])]
+)
+@pytest.mark.parametrize(
+    ("url", "options", "status", "says"),
+    [
+        ("foo", [], 2, "Redis URL must specify"),
+        ("redis://h:99999", [], 2, "Port out of range"),
+        ("{url}", ["--shard", "zz"], 2, "'zz' is not two hex digits"),
+        ("{url}", ["--shard", "7f"], 1, "no scheduler has ever run for shard 7f"),
+        ("{url}", ["--tenant", "a b"], 2, "'a b' is not 1 to 64 letters"),
+        ("{url}", ["--tenant", "x" * 65], 2, "is not 1 to 64 letters"),
+    ],
+)
+def test_a_bad_argument_of_an_example_is_one_line(
+    redis_url: str, name: str, args: list[str], url: str, options: list[str], status: int, says: str
+) -> None:
+    with start(name, url.format(url=redis_url), *args, *options) as process:
+        answer, told = process.communicate(timeout=30)
+    assert (process.returncode, answer) == (status, "")
+    assert says in told.splitlines()[-1]
+    assert "Traceback" not in told
