@@ -12,6 +12,7 @@ from tidemill.protocol.functions import Field
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import JobEnd, JobResult, ModelCard, WorkerInfo
 from tidemill.protocol.states import JobState
+from tidemill.protocol.stored import is_text, require_number, require_text, stored_text
 
 R = TypeVar("R", covariant=True)
 
@@ -32,7 +33,7 @@ class Read(Generic[R]):
 
 @contextmanager
 def naming(job_id: str) -> Iterator[None]:
-    """Add the job's id to what is raised about unreadable bytes of it."""
+    """Add the job's id, or a key, to what is raised about unreadable bytes of it."""
     try:
         yield
     except ProtocolError as error:
@@ -144,14 +145,17 @@ _STATUS_FIELDS = (
 
 
 def job_status(keys: ShardKeys, job_id: str) -> Read[JobStatus | None]:
-    """Read a snapshot of one job; None if there is no such job."""
+    """Read a snapshot of one job; None if there is no such job.
+
+    Raises ``MalformedMessage``, naming key and field, if a part of it cannot be read.
+    """
     return Read(
         (
             ("HMGET", keys.job(job_id), *_STATUS_FIELDS),
             ("ZSCORE", keys.delayed, job_id),
             ("XREVRANGE", keys.token_log(job_id), "+", "-", "COUNT", 1),
         ),
-        lambda replies: _job_status(job_id, *replies),
+        lambda replies: _named_status(keys, job_id, replies),
     )
 
 
@@ -194,9 +198,14 @@ def now_ms(reply: Sequence[int]) -> int:
 
 
 def unexpired(now: int, members: Sequence[bytes]) -> tuple[str, ...]:
-    """Keep the members of a flat (member, expiry in ms) reply that have not expired, sorted."""
+    """Keep the members of a flat (member, expiry in ms) reply that have not expired, sorted.
+
+    Those that are no text are left out: no worker and no model has such a name.
+    """
     pairs = zip(members[::2], members[1::2], strict=True)
-    return tuple(sorted(name.decode() for name, expiry in pairs if float(expiry) > now))
+    return tuple(
+        sorted(name.decode() for name, expiry in pairs if float(expiry) > now and is_text(name))
+    )
 
 
 def _state(value: bytes | None) -> JobState | None:
@@ -211,13 +220,18 @@ def _location(
 ) -> Location | None:
     if queue is None:
         return None
-    return Location(JobRef.read(job_id, (queue, *others)), (worker or b"").decode())
+    return Location(JobRef.read(job_id, (queue, *others)), stored_text(worker))
 
 
 def _outcome(state: bytes | None, stored: bytes | None) -> Outcome:
     if stored is None:
         return Outcome(_state(state), None)
     return Outcome(_state(state), decode(stored, JobResult, max_bytes=MAX_RESULT_BYTES))
+
+
+def _named_status(keys: ShardKeys, job_id: str, replies: list[Any]) -> JobStatus | None:
+    with naming(keys.job(job_id)):
+        return _job_status(job_id, *replies)
 
 
 def _job_status(
@@ -227,6 +241,13 @@ def _job_status(
     last_entries: Sequence[tuple[bytes, dict[bytes, bytes]]],
 ) -> JobStatus | None:
     fields = dict(zip(_STATUS_FIELDS, values, strict=True))
+
+    def number(field: str) -> int:
+        return require_number(field, fields[field])
+
+    def optional_number(field: str) -> int | None:
+        return None if fields[field] is None else number(field)
+
     state = _state(fields["st"])
     if state is None:
         return None
@@ -235,18 +256,18 @@ def _job_status(
     return JobStatus(
         job_id=job_id,
         state=state,
-        model=(fields["md"] or b"").decode(),
-        priority=int(fields["pr"] or 0),
-        num_tokens=int(fields["n"] or 0),
-        attempts=int(fields["at"] or 0),
-        submitted_ms=int(fields["ts"] or 0),
-        dispatched_ms=_optional_int(fields["td"]),
-        first_token_ms=_optional_int(fields["tf"]),
-        ended_ms=_optional_int(fields["te"]),
+        model=require_text("md", fields["md"]),
+        priority=number("pr"),
+        num_tokens=number("n"),
+        attempts=number("at"),
+        submitted_ms=number("ts"),
+        dispatched_ms=optional_number("td"),
+        first_token_ms=optional_number("tf"),
+        ended_ms=optional_number("te"),
         ready_ms=None if ready is None else int(ready),
-        deadline_ms=int(fields["dl"] or 0) or None,
-        num_retries=int(fields["rt"] or 0),
-        max_retries=int(fields["mx"] or 0),
+        deadline_ms=number("dl") or None,
+        num_retries=number("rt"),
+        max_retries=number("mx"),
         finish_reason=None if end is None else end.finish_reason,
         error=(end and end.error) or _optional_text(fields["err"]),
         batch=_optional_text(fields["bid"]),
@@ -256,7 +277,3 @@ def _job_status(
 
 def _optional_text(value: bytes | None) -> str | None:
     return value.decode("utf-8", "replace") if value else None
-
-
-def _optional_int(value: bytes | None) -> int | None:
-    return None if value is None else int(value)

@@ -13,6 +13,7 @@ from tidemill.protocol.calls import REF_FIELDS, JobRef
 from tidemill.protocol.errors import TidemillError
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.states import JobState
+from tidemill.protocol.stored import stored_number, stored_text
 
 #: Jobs of one round trip.
 _PAGE_SIZE = 256
@@ -144,8 +145,8 @@ def _place(job_id: str, values: Sequence[bytes | None]) -> _Place | None:
     worker, submitted, *reference = values
     if reference[0] is None:
         return None
-    location = Location(JobRef.read(job_id, reference), (worker or b"").decode())
-    return _Place(location, int(submitted or 0))
+    location = Location(JobRef.read(job_id, reference), stored_text(worker))
+    return _Place(location, stored_number(submitted) or 0)
 
 
 def _scanned(reply: tuple[Any, Sequence[Any]]) -> _Page:

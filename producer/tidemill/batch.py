@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tidemill._reads import Read
 from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.stored import require_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +38,16 @@ class CancelCounts:
 
 
 def batch_status(keys: ShardKeys, tenant: str, name: str) -> Read[BatchStatus]:
-    """Read the counts of a batch."""
+    """Read the counts of a batch; raises ``MalformedMessage`` if one is no number."""
     return Read(
         (("HGETALL", keys.batch(tenant, name)),),
-        lambda replies: _batch_status(name, replies[0]),
+        lambda replies: _batch_status(keys.batch(tenant, name), name, replies[0]),
     )
 
 
-def _batch_status(name: str, fields: dict[bytes, bytes]) -> BatchStatus:
+def _batch_status(key: str, name: str, fields: dict[bytes, bytes]) -> BatchStatus:
     def count(field: bytes) -> int:
-        return int(fields.get(field, 0))
+        return require_number(f"{key}: {field.decode()}", fields.get(field))
 
     return BatchStatus(
         name=name,

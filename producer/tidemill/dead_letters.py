@@ -11,7 +11,8 @@ from hashlib import sha256
 from tidemill._catalogue import SALT_BYTES
 from tidemill._link import Link
 from tidemill._patience import SaltMissing
-from tidemill._reads import JobStatus, Read, job_status
+from tidemill._reads import JobStatus, Read, job_status, naming
+from tidemill._request import REQUEUE_KEY
 from tidemill.protocol import calls
 from tidemill.protocol.calls import REF_FIELDS, JobRef, NewJob
 from tidemill.protocol.codec import decode
@@ -19,6 +20,7 @@ from tidemill.protocol.errors import ConfigError, InvalidRequest
 from tidemill.protocol.ids import new_job_id, shard_of
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import GenerateRequest, JobTerms
+from tidemill.protocol.stored import require_number, require_text, stored_number
 
 _PAGE_SIZE = 500
 
@@ -32,13 +34,14 @@ class DeadLetter:
 
     ``job_id`` is empty for what never became a job: an entry of the front door or of a ``queue``
     that nobody can read; ``entry_id`` was its place there and ``body`` what it said.
+    ``attempts`` is None if what stands there is no number.
     """
 
     letter_id: str
     reason: str
     job_id: str = ""
     tenant: str = ""
-    attempts: int = 0
+    attempts: int | None = 0
     worker_id: str = ""
     queue: str = ""
     entry_id: str = ""
@@ -119,22 +122,27 @@ class DeadLetters:
     def _repetition(self, letter: DeadLetter) -> NewJob:
         if not _is_job_id(letter.job_id):
             raise _cannot_requeue(letter, "it is no job, but an entry that nobody could read")
-        state, raw, key, cost, tokens, retries, stall, batch = self._fields(letter.job_id, *_KEPT)
+        state, raw, *others = self._fields(letter.job_id, *_KEPT)
         if state is None or raw is None:
             raise _cannot_requeue(letter, "its request is not kept any more")
+        with naming(self._keys.job(letter.job_id)):
+            return self._new_job(letter, raw, *others)
+
+    def _new_job(self, letter: DeadLetter, raw: bytes, *others: bytes | None) -> NewJob:
+        key, cost, tokens, retries, stall, batch = others
         request = decode(raw, GenerateRequest)
         return NewJob(
             job_id=new_job_id(self._keys.shard),
             request=request,
             routing_key=key or b"",
-            cost=int(cost or 0),
-            num_tokens=int(tokens or 0),
-            idempotency_key=f"requeue:{letter.job_id}",
+            cost=require_number("cost", cost),
+            num_tokens=require_number("tk", tokens),
+            idempotency_key=f"{REQUEUE_KEY}{letter.job_id}",
             body_digest=sha256(raw).hexdigest(),
             terms=JobTerms(
-                max_retries=int(retries or 0),
-                stall_ms=int(stall or 0),
-                batch=(batch or b"").decode(),
+                max_retries=require_number("mx", retries),
+                stall_ms=require_number("sm", stall),
+                batch=require_text("bid", batch),
             ),
             parent=letter.job_id,
         )
@@ -169,7 +177,7 @@ def _letter(letter_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
         reason=text(b"r"),
         job_id=text(b"j"),
         tenant=text(b"t") or queue.partition(":")[2],
-        attempts=int(fields.get(b"a", 0)),
+        attempts=stored_number(fields.get(b"a")),
         worker_id=text(b"w"),
         queue=queue,
         entry_id=text(b"e"),

@@ -247,3 +247,28 @@ def test_the_help_teaches(tidemill: Tidemill, command: str) -> None:
     outcome = tidemill("dlq", *([command] if command else []), "--help")
     assert outcome.exit_code == 0
     assert len(outcome.stdout.split()) > 30
+
+
+@pytest.mark.leaks_keys
+def test_a_letter_whose_number_cannot_be_read_is_listed_shown_and_dropped(
+    tidemill: Tidemill, redis_client: redis.Redis
+) -> None:
+    fields = {"j": b"\xff", "r": b"\xfe", "a": b"abc"}
+    letter_id = redis_client.xadd(KEYS.dead_letters, fields).decode()
+    [letter] = listed(tidemill)
+    assert (letter["letter"], letter["attempts"]) == (letter_id, None)
+    assert "?" in tidemill("dlq", "list").stdout
+    assert tidemill("dlq", "show", letter_id).exit_code == 0
+    assert tidemill("dlq", "drop", "--all", "--yes").exit_code == 0
+    assert not redis_client.xlen(KEYS.dead_letters)
+
+
+def test_a_dead_job_with_a_number_that_cannot_be_read_is_not_requeued(
+    tidemill: Tidemill, producer: Producer, mill: FakeMill
+) -> None:
+    job_id = kill(producer, mill)
+    mill.client.hset(KEYS.job(job_id), "cost", "abc")
+    told = tidemill("dlq", "requeue", job_id)
+    assert told.exit_code == 1
+    assert f"{KEYS.job(job_id)}: cost" in told.stderr
+    assert tidemill("dlq", "drop", job_id).exit_code == 0

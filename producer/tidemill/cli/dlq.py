@@ -143,7 +143,12 @@ def render(letters: Sequence[DeadLetter]) -> Table:
     for letter in letters:
         job = letter.job_id or f"no job: {letter.entry_id} of {letter.queue}"
         written = when(letter.time_ms)[:19].replace("T", " ")
-        cells = (written, letter.tenant, str(letter.attempts), letter.reason)
+        cells = (
+            written,
+            letter.tenant,
+            "?" if letter.attempts is None else str(letter.attempts),
+            letter.reason,
+        )
         # Text, not markup: reasons come from everywhere.
         table.add_row(*map(Text, (f"{letter.letter_id}\n{job}", *cells)))
     return table

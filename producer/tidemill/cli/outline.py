@@ -22,7 +22,10 @@ def outline(job: DeadJob, *, with_prompt: bool) -> dict[str, Any]:
 
 def when(unix_ms: int) -> str:
     """Return a time for people and programs."""
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    try:
+        return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{unix_ms} ms"  # no year that a calendar has
 
 
 def _of_status(status: JobStatus) -> dict[str, Any]:
