@@ -1,15 +1,23 @@
 """A snapshot of one shard: what waits, what runs, who works."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from tidemill._reads import Read, now_ms, unexpired
 from tidemill._receipt import UNKNOWN
 from tidemill.protocol.codec import decode
+from tidemill.protocol.errors import ProtocolError
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import ModelCard, WorkerInfo, WorkerStatus
+from tidemill.protocol.settings import bad_settings
+from tidemill.protocol.stored import damaged_fields, stored_number, stored_numbers, stored_text
 from tidemill.tenant_limits import TenantLimits, limits_of
+
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,8 @@ class Status:
     entries are not jobs yet.  ``durability`` is the level of jobs accepted now, and like
     ``jobs_per_second`` and ``max_bytes`` (0: no bound on ``queued_bytes``) what the leader has
     measured.  ``limits`` are the tenants' settings and queues.  ``scheduler_id`` is None while
-    nobody leads.
+    nobody leads.  ``notes`` tell which stored numbers cannot be read and count as 0 here, and
+    which settings are invalid.
     """
 
     num_queued: int
@@ -61,6 +70,7 @@ class Status:
     models: tuple[ModelCard, ...]
     scheduler_id: str | None
     scheduler_epoch: int
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,7 @@ class Overview:
     model_names: tuple[str, ...]
     scheduler_id: str | None
     scheduler_epoch: int
+    notes: tuple[str, ...]
 
 
 def overview(keys: ShardKeys) -> Read[Overview]:
@@ -98,7 +109,7 @@ def overview(keys: ShardKeys) -> Read[Overview]:
             ("ZCARD", keys.delayed),
             ("XLEN", keys.front_door),
         ),
-        _overview,
+        lambda replies: _overview(keys, replies),
     )
 
 
@@ -116,7 +127,7 @@ def details(keys: ShardKeys, seen: Overview) -> Read[Status]:
     )
 
 
-def _overview(replies: list[Any]) -> Overview:
+def _overview(keys: ShardKeys, replies: list[Any]) -> Overview:
     time, counters, num_dead, queues, workers, models, leader, epoch, *more = replies
     settings, measures, num_delayed, num_at_front_door = more
     now = now_ms(time)
@@ -126,14 +137,42 @@ def _overview(replies: list[Any]) -> Overview:
         measures=measures,
         num_delayed=int(num_delayed),
         num_at_front_door=int(num_at_front_door),
-        counters={name.decode(): int(count) for name, count in counters.items()},
+        counters=stored_numbers(counters),
+        notes=_notes(keys, counters, settings, epoch),
         num_dead_letters=int(num_dead),
-        queue_names=tuple(sorted(name.decode() for name in queues)),
+        queue_names=tuple(sorted(map(stored_text, queues))),
         worker_ids=unexpired(now, workers),
         model_names=unexpired(now, models),
-        scheduler_id=None if leader is None else leader.decode(),
-        scheduler_epoch=int(epoch or 0),
+        scheduler_id=None if leader is None else stored_text(leader),
+        scheduler_epoch=stored_number(epoch) or 0,
     )
+
+
+def _notes(
+    keys: ShardKeys,
+    counters: Mapping[bytes, bytes],
+    settings: Mapping[bytes, bytes],
+    epoch: bytes | None,
+) -> tuple[str, ...]:
+    notes = [f"{keys.counters} cannot be read: {what}" for what in damaged_fields(counters)]
+    if stored_number(epoch) is None:
+        notes.append(f"{keys.epoch} is no number")
+    return (*notes, *(f"invalid setting: {what}" for what in bad_settings(settings)))
+
+
+def _rate(value: bytes | None) -> float:
+    try:
+        rate = float(value or 0.0)
+    except ValueError:
+        return 0.0
+    return rate if math.isfinite(rate) else 0.0
+
+
+def _readable(raw: bytes | None, kind: type[M]) -> M | None:
+    try:
+        return decode(raw, kind) if raw else None
+    except ProtocolError:
+        return None
 
 
 def _status(seen: Overview, replies: list[Any]) -> Status:
@@ -152,18 +191,19 @@ def _status(seen: Overview, replies: list[Any]) -> Status:
         num_dead_letters=seen.num_dead_letters,
         num_at_front_door=seen.num_at_front_door,
         queued_bytes=seen.counters.get("qb", 0),
-        max_bytes=int(seen.measures.get(b"mb") or 0),
+        max_bytes=stored_number(seen.measures.get(b"mb")) or 0,
         result_bytes=seen.counters.get("rb", 0),
-        durability=seen.measures.get(b"lv", b"").decode() or UNKNOWN,
-        jobs_per_second=float(seen.measures.get(b"rj") or 0.0),
+        durability=stored_text(seen.measures.get(b"lv")) or UNKNOWN,
+        jobs_per_second=_rate(seen.measures.get(b"rj")),
         limits=seen.limits,
         queued_by_tenant=queued,
         running_by_tenant=running,
         queues=tuple(queues),
         workers=_workers(infos, reports),
-        models=tuple(decode(card, ModelCard) for card in cards if card),
+        models=tuple(card for raw in cards if (card := _readable(raw, ModelCard))),
         scheduler_id=seen.scheduler_id,
         scheduler_epoch=seen.scheduler_epoch,
+        notes=seen.notes,
     )
 
 
@@ -174,14 +214,14 @@ def _queue(name: str, length: int) -> QueueStatus:
 
 def _workers(infos: Sequence[Any], reports: Sequence[Any]) -> tuple[WorkerSnapshot, ...]:
     return tuple(
-        WorkerSnapshot(decode(info, WorkerInfo), _last_report(report))
-        for info, report in zip(infos, reports, strict=True)
-        if info
+        WorkerSnapshot(info, _last_report(report))
+        for raw, report in zip(infos, reports, strict=True)
+        if (info := _readable(raw, WorkerInfo))
     )
 
 
 def _last_report(entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> WorkerStatus | None:
-    return decode(entries[0][1][b"s"], WorkerStatus) if entries else None
+    return _readable(entries[0][1].get(b"s"), WorkerStatus) if entries else None
 
 
 def _by_tenant(counters: dict[str, int], kind: str) -> dict[str, int]:

@@ -1,8 +1,7 @@
 """What operators allow each tenant: bounds on waiting jobs and tokens, rates, back doors."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 
 from tidemill._link import Link
 from tidemill._reads import Read
@@ -11,37 +10,32 @@ from tidemill._request import check_tenant
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.functions import Field
 from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.settings import (
+    EVERYONE,
+    MAX_VALUE,
+    OF_SHARD,
+    Setting,
+    setting_of,
+    value_of,
+)
+from tidemill.protocol.stored import stored_numbers, stored_text
 
-#: Stands for every tenant without a setting of its own.
-EVERYONE = "*"
-
-#: Lua counts exactly up to here.
-_MAX_VALUE = 2**53
-
-
-class Setting(StrEnum):
-    """A setting's name in the ``cfg`` hash; the last two are of the whole shard."""
-
-    MAX_JOBS = "jobs"
-    MAX_TOKENS = "tokens"
-    REQUESTS_PER_MINUTE = "rpm"
-    TOKENS_PER_MINUTE = "tpm"
-    BACK_DOOR = "back"
-    MAX_BYTES = "bytes"
-    MAX_RESULT_BYTES = "result_bytes"
-
-
-OF_SHARD = frozenset({Setting.MAX_BYTES, Setting.MAX_RESULT_BYTES})
+__all__ = ["EVERYONE", "OF_SHARD", "LimitSettings", "Setting", "TenantLimits", "limits_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What is set for one tenant, or for ``*``, and what it has in the queue now."""
+    """What is set for one tenant, or for ``*``, and what it has in the queue now.
+
+    ``invalid`` maps settings without a usable value to what stands there: they do not limit as
+    was meant.  Those of unknown names are with ``*``.
+    """
 
     tenant: str
     settings: Mapping[Setting, int]
     queued_jobs: int = 0
     queued_tokens: int = 0
+    invalid: Mapping[str, str] = field(default_factory=dict)
 
 
 class LimitSettings:
@@ -77,16 +71,29 @@ def limits_of(
 ) -> list[TenantLimits]:
     """Read the ``cfg`` and ``cnt`` hashes: everyone who has a setting or a waiting job."""
     found: dict[str, dict[Setting, int]] = {}
-    for field, value in settings.items():
-        name, _, tenant = field.decode("utf-8", "replace").partition(":")
-        if name in set(Setting) and value.isdigit():
-            found.setdefault(tenant or EVERYONE, {})[Setting(name)] = int(value)
-    queued = {key[2:].decode(): int(n) for key, n in counters.items() if key.startswith(b"q:")}
-    tokens = {key[3:].decode(): int(n) for key, n in counters.items() if key.startswith(b"qt:")}
-    tenants = sorted(found.keys() | queued.keys() | tokens.keys(), key=_everyone_first)
+    invalid: dict[str, dict[str, str]] = {}
+    for name, value in settings.items():
+        place, number = setting_of(name), value_of(value)
+        if place is None or number is None:
+            tenant, wrong = (EVERYONE, stored_text(name)) if place is None else place
+            invalid.setdefault(tenant, {})[str(wrong)] = stored_text(value)
+        else:
+            found.setdefault(place[0], {})[place[1]] = number
+    numbers = stored_numbers(counters)
+    queued, tokens = (
+        {name.removeprefix(kind): n for name, n in numbers.items() if name.startswith(kind)}
+        for kind in ("q:", "qt:")
+    )
+    tenants = found.keys() | invalid.keys() | queued.keys() | tokens.keys()
     return [
-        TenantLimits(tenant, found.get(tenant, {}), queued.get(tenant, 0), tokens.get(tenant, 0))
-        for tenant in tenants
+        TenantLimits(
+            tenant,
+            found.get(tenant, {}),
+            queued.get(tenant, 0),
+            tokens.get(tenant, 0),
+            invalid.get(tenant, {}),
+        )
+        for tenant in sorted(tenants, key=_everyone_first)
     ]
 
 
@@ -104,8 +111,8 @@ def _field(tenant: str, name: Setting) -> str:
 
 
 def _checked(name: Setting, value: int) -> int:
-    if not 0 <= value <= _MAX_VALUE:
-        raise ConfigError(f"{_option(name)} is {value}, but must be between 0 and {_MAX_VALUE}")
+    if not 0 <= value <= MAX_VALUE:
+        raise ConfigError(f"{_option(name)} is {value}, but must be between 0 and {MAX_VALUE}")
     return value
 
 

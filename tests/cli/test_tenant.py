@@ -97,3 +97,21 @@ def test_a_bad_limit_is_told_and_changes_nothing(
 
 def test_a_limit_below_zero_is_refused(tidemill: Tidemill, redis_client: redis.Redis) -> None:
     assert tidemill("tenant", "set", "red", "--max-jobs", "-1").exit_code == 2
+
+
+@pytest.mark.leaks_keys
+def test_settings_that_cannot_be_used_are_marked(
+    tidemill: Tidemill, redis_client: redis.Redis
+) -> None:
+    bad = {b"jobs:red": "abc", b"rpm:red": "-5", b"tokens:red": "7", b"zzz": "1", b"jobs:\xff": "2"}
+    redis_client.hset(KEYS.settings, mapping=bad)
+    redis_client.hset(KEYS.counters, mapping={b"q:red": "abc", b"qt:red": "4", b"q:\xff": "1"})
+
+    rows = listed(tidemill)
+
+    assert rows["red"]["invalid"] == {"jobs": "abc", "rpm": "-5"}
+    assert (rows["red"]["max_jobs"], rows["red"]["max_tokens"]) == (None, 7)
+    assert (rows["red"]["queued_jobs"], rows["red"]["queued_tokens"]) == (0, 4)
+    assert rows["*"]["invalid"] == {"zzz": "1", "jobs:\ufffd": "2"}
+    table = tidemill("tenant", "list").stdout
+    assert "invalid: abc" in table and "invalid: -5" in table and "zzz" in table

@@ -9,6 +9,7 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from tidemill.cli.connection import open_producer
 from tidemill.cli.submit import RedisUrl, Shard
@@ -32,7 +33,8 @@ def status(
 
 def render(snapshot: Status) -> RenderableType:
     """Return the snapshot as tables."""
-    return Group(_totals(snapshot), _workers(snapshot), _models(snapshot))
+    notes = (Text(f"note: {note}", "yellow") for note in snapshot.notes)
+    return Group(_totals(snapshot), *notes, _workers(snapshot), _models(snapshot))
 
 
 def _totals(snapshot: Status) -> Table:

@@ -7,6 +7,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tidemill.cli.connection import open_link
 from tidemill.cli.submit import RedisUrl, Shard
@@ -151,21 +152,26 @@ def render(tenants: list[TenantLimits]) -> Table:
             _told(tenant, Setting.MAX_TOKENS),
             *(_told(tenant, name) for name in _RATES),
         )
-        table.add_row(tenant.tenant, *row)
+        # Text, not markup: anybody may have written there.
+        table.add_row(*map(Text, (tenant.tenant, *row)))
     return table
 
 
 def _told(tenant: TenantLimits, name: Setting) -> str:
+    if name in tenant.invalid:
+        return f"invalid: {tenant.invalid[name]}"
     limit = tenant.settings.get(name)
     return "-" if limit is None else f"{limit:,}"
 
 
-def _caption(tenants: list[TenantLimits]) -> str:
+def _caption(tenants: list[TenantLimits]) -> Text:
     shard = next((t for t in tenants if t.tenant == EVERYONE), TenantLimits(EVERYONE, {}))
-    return (
+    told = (
         f"'*': all without their own. Bytes of unfinished requests: at most"
         f" {_told(shard, Setting.MAX_BYTES)}; of results: {_told(shard, Setting.MAX_RESULT_BYTES)}"
     )
+    unknown = sorted(shard.invalid.keys() - set(Setting))
+    return Text(f"{told}\nno settings, ignored: {', '.join(unknown)}" if unknown else told)
 
 
 def _plain(tenant: TenantLimits) -> dict[str, object]:
@@ -174,6 +180,7 @@ def _plain(tenant: TenantLimits) -> dict[str, object]:
         "queued_jobs": tenant.queued_jobs,
         "queued_tokens": tenant.queued_tokens,
         **{name.name.lower(): tenant.settings.get(name) for name in Setting},
+        "invalid": dict(tenant.invalid),
     }
 
 
