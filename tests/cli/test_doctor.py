@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -21,31 +20,15 @@ from tidemill._reads import Location
 from tidemill.cli.main import app
 from tidemill.protocol.calls import JobRef
 from tidemill.protocol.functions import LUA_SOURCE, ensure_library, run
+from tidemill.protocol.keys import CONSUMER, GROUP
 from tidemill.protocol.library import library_source
 from tidemill.protocol.messages import JobTerms
 from tidemill.service.diagnosis.counting import queued_differences
 from tidemill.service.diagnosis.examine import examine
 from tidemill.service.diagnosis.finding import Level
-from tidemill.service.diagnosis.server import ServerFacts, check_server_facts
 from tidemill.service.redis import connect
 
 Checks = dict[str, dict[str, str]]
-
-INFO: dict[str, Any] = {
-    "valkey_version": "9.1.2",
-    "redis_version": "7.2.4",
-    "role": "master",
-    "maxmemory": 1000,
-    "used_memory": 100,
-    "maxmemory_policy": "noeviction",
-    "aof_enabled": 1,
-    "aof_last_write_status": "ok",
-}
-CONFIG = {
-    "appendonly": "yes",
-    "appendfsync": "always",
-    "client-output-buffer-limit": "normal 0 0 0 slave 1 1 60 pubsub 33554432 8388608 60",
-}
 
 
 def run_doctor(url: str, *options: str) -> tuple[int, Checks]:
@@ -225,6 +208,56 @@ FAULTS: dict[str, tuple[str, str, Fault]] = {
         "warning",
         lambda c, j: c.zadd(KEYS.models, {"other": 9e12}),
     ),
+    "a counter that is no number": (
+        "damaged counters",
+        "failure",
+        lambda c, j: c.hset(KEYS.counters, "q:else", "abc"),
+    ),
+    "a counter of a tenant that is no text": (
+        "damaged counters",
+        "failure",
+        lambda c, j: c.hset(KEYS.counters, b"q:\xff", 1),
+    ),
+    "a worker that is no text": (
+        "damaged names",
+        "failure",
+        lambda c, j: c.zadd(KEYS.workers, {b"\xff": 9e15}),
+    ),
+    "a model that is no text": (
+        "damaged names",
+        "failure",
+        lambda c, j: c.zadd(KEYS.models, {b"\xff": 9e15}),
+    ),
+    "a queue that is no text": (
+        "damaged names",
+        "failure",
+        lambda c, j: c.zadd(KEYS.active_queues, {b"p9:\xff": 1}),
+    ),
+    "an ended job without its bytes": (
+        "damaged ended jobs",
+        "failure",
+        lambda c, j: c.zadd(KEYS.ended, {b"\xff \xfe": 1}),
+    ),
+    "a lease that is no text": (
+        "stale leases",
+        "warning",
+        lambda c, j: c.zadd(KEYS.running, {b"\xff": 9e12}),
+    ),
+    "a limit that is no number": (
+        "settings",
+        "warning",
+        lambda c, j: c.hset(KEYS.settings, "jobs:red", "nan"),
+    ),
+    "a limit below zero": (
+        "settings",
+        "warning",
+        lambda c, j: c.hset(KEYS.settings, "jobs:red", -5),
+    ),
+    "a setting of no kind": (
+        "settings",
+        "warning",
+        lambda c, j: c.hset(KEYS.settings, "zzz:red", 1),
+    ),
     "a worker that cannot be read": (
         "workers",
         "warning",
@@ -246,6 +279,40 @@ def test_each_fault_is_found(
     assert checks[check]["level"] == level, checks
     assert checks[check]["fix"]
     assert status == (1 if level == "failure" else 0)
+
+
+@pytest.mark.leaks_keys
+@pytest.mark.usefixtures("jobs")
+def test_damage_is_named_and_the_rest_is_examined_all_the_same(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    damage: dict[str, str | int] = {"q:default": "abc", "r:default": 7, "rb": "x"}
+    redis_client.hset(KEYS.counters, mapping=damage)
+    redis_client.zadd(KEYS.due, {"job_gone": float("inf")})
+    redis_client.zadd(KEYS.delayed, {"job_gone": float("-inf")})
+    redis_client.set(KEYS.epoch, "abc")
+
+    checks = run_doctor(redis_url)[1]
+
+    damaged = checks["damaged counters"]["finding"]
+    assert '"q:default" = "abc"' in damaged and '"rb" = "x"' in damaged and "sche" in damaged
+    assert checks["counters"]["finding"] == "1 off: r:* by +6"
+    assert "1 jobs wait in 1 queues" in checks["queues"]["finding"]
+
+
+@pytest.mark.leaks_keys
+def test_entries_of_the_front_door_that_wait_for_long_are_told(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    entry = redis_client.xadd(KEYS.front_door, {"r": "x"})
+    redis_client.xgroup_create(KEYS.front_door, GROUP, "0")
+    redis_client.xreadgroup(GROUP, CONSUMER, {KEYS.front_door: ">"})
+    assert run_doctor(redis_url)[1]["front door"]["level"] == "ok"
+
+    redis_client.xclaim(KEYS.front_door, GROUP, CONSUMER, 0, [entry], idle=HOUR)
+
+    told = run_doctor(redis_url)[1]["front door"]
+    assert told["level"] == "warning" and entry.decode() in told["finding"]
 
 
 @pytest.mark.leaks_keys
@@ -405,50 +472,3 @@ def test_the_table_shows_every_check_and_its_fix(redis_url: str) -> None:
     for name in run_doctor(redis_url)[1]:
         assert name in done.stdout
     assert "appendfsync always" in done.stdout
-
-
-def level_of(
-    check: str, info: dict[str, Any] | None = None, config: dict[str, str] | None = CONFIG
-) -> str:
-    facts = ServerFacts({**INFO, **(info or {})}, config, {"tm2": LUA_SOURCE}, 0.0)
-    [finding] = [f for f in check_server_facts(facts) if f.check == check]
-    return finding.level
-
-
-@pytest.mark.parametrize(
-    ("check", "info", "level"),
-    [
-        ("server", {}, "ok"),
-        ("server", {"redis_version": "6.2.14"}, "failure"),
-        ("server", {"role": "slave"}, "failure"),
-        ("eviction", {"maxmemory_policy": "allkeys-lru"}, "failure"),
-        ("eviction", {"maxmemory_policy": "allkeys-lru", "maxmemory": 0}, "warning"),
-        ("memory", {}, "ok"),
-        ("memory", {"maxmemory": 0}, "warning"),
-        ("memory", {"used_memory": 800}, "warning"),
-        ("memory", {"used_memory": 950}, "failure"),
-        ("durability", {}, "ok"),
-        ("durability", {"aof_enabled": 0}, "failure"),
-        ("durability", {"aof_last_write_status": "err"}, "failure"),
-    ],
-)
-def test_the_server_is_judged_by_what_it_says(check: str, info: dict[str, Any], level: str) -> None:
-    assert level_of(check, info) == level
-
-
-@pytest.mark.parametrize(
-    ("check", "config", "level"),
-    [
-        ("durability", {"appendonly": "yes", "appendfsync": "everysec"}, "warning"),
-        ("durability", {"appendonly": "yes", "appendfsync": "no"}, "warning"),
-        ("durability", None, "warning"),
-        ("pub/sub buffer", CONFIG, "ok"),
-        ("pub/sub buffer", {"client-output-buffer-limit": "pubsub 0 0 0"}, "warning"),
-        ("pub/sub buffer", {"client-output-buffer-limit": "pubsub 1000 0 0"}, "warning"),
-        ("pub/sub buffer", None, "ok"),
-    ],
-)
-def test_a_configuration_is_judged_and_a_hidden_one_is_no_failure(
-    check: str, config: dict[str, str] | None, level: str
-) -> None:
-    assert level_of(check, config=config) == level

@@ -1,11 +1,12 @@
 """Do the counters agree with what they count?"""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Set
 
 import redis
 
 from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.stored import stored_numbers, stored_text
+from tidemill.service.diagnosis.damage import kept_bytes
 from tidemill.service.diagnosis.replies import Command, read
 
 #: Queues and tenants that are looked at in one go.
@@ -25,8 +26,8 @@ def read_miscounts(client: redis.Redis, keys: ShardKeys) -> Mapping[str, int]:
             ("ZCARD", keys.ended),
         ],
     )
-    tenants = {_text(name)[2:] for name in counters if name.startswith(b"q:")}
-    tenants |= {_text(name).partition(":")[2] for name in names}
+    tenants = {stored_text(name)[2:] for name in counters if name.startswith(b"q:")}
+    tenants |= {stored_text(name).partition(":")[2] for name in names}
     some = sorted(tenants)[:MAX_QUEUES]
     streams = [keys.ingress(f"{kind}:{tenant}") for tenant in some for kind in _CLASSES]
     ended: list[Command] = [("ZRANGE", keys.ended, 0, -1)] if num_ended <= _MAX_ENDED else []
@@ -47,13 +48,24 @@ def read_miscounts(client: redis.Redis, keys: ShardKeys) -> Mapping[str, int]:
         tenant: sum(lengths[index * len(_CLASSES) : (index + 1) * len(_CLASSES)])
         for index, tenant in enumerate(some)
     }
+    numbers = stored_numbers(counts)
     differences = queued_differences(
-        _decoded(counts), waiting, int(num_delayed), complete=len(some) == len(tenants)
+        numbers, waiting, int(num_delayed), complete=len(some) == len(tenants)
     )
-    differences |= _other_differences(_decoded(counts), int(num_running))
+    differences |= _other_differences(numbers, int(num_running))
     if ended:
-        differences["rb"] = _decoded(counts).get("rb", 0) - sum(map(_bytes_of, rest[-1]))
-    return {counter: by for counter, by in differences.items() if by}
+        differences["rb"] = numbers.get("rb", 0) - sum(kept_bytes(m) or 0 for m in rest[-1])
+    unreadable = {stored_text(name) for name in counts} - numbers.keys()
+    return {c: by for c, by in differences.items() if by and not _spoilt(c, unreadable)}
+
+
+def _spoilt(counter: str, unreadable: Set[str]) -> bool:
+    """Whether a difference comes from a counter that is no number: that is another finding."""
+    kind, _, tenant = counter.partition(":")
+    if kind == "qb" or tenant == "*":
+        kinds = ("qb", "q:", "r:") if kind == "qb" else (f"{kind}:",)
+        return any(name.startswith(kinds) for name in unreadable)
+    return counter in unreadable or (kind == "qt" and f"q:{tenant}" in unreadable)
 
 
 def queued_differences(
@@ -87,15 +99,3 @@ def _other_differences(counts: Mapping[str, int], num_running: int) -> dict[str,
 
 def _sum(counts: Mapping[str, int], prefix: str) -> int:
     return sum(count for name, count in counts.items() if name.startswith(prefix))
-
-
-def _bytes_of(member: bytes) -> int:
-    return int(member.partition(b" ")[0])
-
-
-def _decoded(counts: Mapping[Any, Any]) -> Mapping[str, int]:
-    return {_text(name): int(count) for name, count in counts.items()}
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")

@@ -3,6 +3,7 @@
 import redis
 
 from tidemill.protocol.keys import ShardKeys
+from tidemill.service.diagnosis.damage import check_damage
 from tidemill.service.diagnosis.finding import Finding
 from tidemill.service.diagnosis.keyspace import check_census
 from tidemill.service.diagnosis.scan import DEFAULT_MAX_KEYS, take_census
@@ -18,8 +19,11 @@ def examine(
 
     Raises ``BrokerUnavailable``, or ``BrokerError`` where this user may not read at all.
     """
+    server = check_server_facts(read_server(client))
+    facts = read_shard(client, keys)
     return [
-        *check_server_facts(read_server(client)),
-        *check_shard_facts(read_shard(client, keys)),
+        *server,
+        *check_shard_facts(facts),
+        *check_damage(keys, facts.damage),
         *check_census(take_census(client, keys, max_keys)),
     ]

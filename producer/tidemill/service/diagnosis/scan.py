@@ -165,14 +165,14 @@ def _stale(
     for start in range(0, limit, _PAGE):
         stop = min(start + _PAGE, limit) - 1
         (flat,) = read(client, [("ZRANGE", index, start, stop, "WITHSCORES")])
-        members = [(_text(j), float(s)) for j, s in zip(flat[::2], flat[1::2], strict=True)]
+        members = [(bytes(j), float(s)) for j, s in zip(flat[::2], flat[1::2], strict=True)]
         found = _ask_each(
             client,
             members,
-            lambda item: [("HGET", keys.job(item[0]), "st"), ("ZSCORE", index, item[0])],
+            lambda item: [("HGET", keys.job(_text(item[0])), "st"), ("ZSCORE", index, item[0])],
         )
         stale += [
-            job_id
+            _text(job_id)
             for (job_id, score), (state, after) in found
             if state not in states and after == score
         ]

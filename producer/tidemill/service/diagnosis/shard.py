@@ -2,7 +2,7 @@
 
 from tidemill.protocol.functions import LIBRARY
 from tidemill.service.diagnosis.finding import Finding, duration, failure, ok, warning
-from tidemill.service.diagnosis.shard_facts import ShardFacts
+from tidemill.service.diagnosis.shard_facts import LONG_PENDING_MS, ShardFacts
 
 #: What a leader that has just taken over may still owe: a lease of grace and a pass.
 _OVERDUE_FAILURE_MS = 30_000
@@ -19,6 +19,7 @@ def check_shard_facts(facts: ShardFacts) -> list[Finding]:
         _queues(facts),
         _delayed(facts),
         _pending(facts),
+        _front_door(facts),
         _counters(facts),
         _dead_letters(facts),
         _old_functions(facts),
@@ -112,6 +113,19 @@ def _pending(facts: ShardFacts) -> Finding:
             "Start a scheduler: it clears them when it takes over.",
         )
     return ok(check, finding)
+
+
+def _front_door(facts: ShardFacts) -> Finding:
+    front = facts.front
+    if not front.num_late:
+        return ok("front door", "no entry has been pending for long")
+    return warning(
+        "front door",
+        f"{front.num_late} entries pending for more than {duration(LONG_PENDING_MS)}, the longest"
+        f" for {duration(front.oldest_ms)}: {', '.join(front.examples)}",
+        "They wait for room, a rate or a model: see `tidemill tenant list` and `tidemill status`;"
+        " if for none of these, the scheduler's log tells what fails.",
+    )
 
 
 def _counters(facts: ShardFacts) -> Finding:

@@ -5,13 +5,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
+from redis.exceptions import ResponseError
 
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import ProtocolError
 from tidemill.protocol.keys import GROUP, ShardKeys
 from tidemill.protocol.messages import WorkerInfo
+from tidemill.protocol.stored import stored_number, stored_text
 from tidemill.service.diagnosis.counting import MAX_QUEUES, read_miscounts
+from tidemill.service.diagnosis.damage import Damage, read_damage
 from tidemill.service.diagnosis.replies import Command, ask, read
+from tidemill.service.redis import translate
+
+#: Later than any time; a score may be infinite.
+_LATEST_MS = 2.0**53
+#: An entry of the front door that the scheduler has had for longer is worth a look.
+LONG_PENDING_MS = 60_000
+_MAX_PENDING = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +36,15 @@ class QueueFacts:
     age_ms: int | None
     num_pending: int
     pending_age_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FrontFacts:
+    """Entries of the front door that the scheduler has had for more than a minute."""
+
+    num_late: int
+    oldest_ms: int
+    examples: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +71,8 @@ class ShardFacts:
     late_ms: int | None
     libraries: Mapping[str, bool]
     miscounts: Mapping[str, int]
+    damage: Damage
+    front: FrontFacts
 
     @property
     def num_queued(self) -> int:
@@ -82,29 +103,46 @@ def read_shard(client: redis.Redis, keys: ShardKeys) -> ShardFacts:
         [("ZCARD", keys.delayed), ("ZRANGE", keys.delayed, 0, 0, "WITHSCORES")],
     )
     return ShardFacts(
-        leader=None if leader is None else leader.decode(),
+        leader=None if leader is None else stored_text(leader),
         leader_lease_ms=int(lease_ms),
-        epoch=int(epoch or 0),
+        epoch=stored_number(epoch) or 0,
         workers=_read_workers(client, keys, _unexpired(now, workers)),
         models=_unexpired(now, models),
         num_running=int(num_running),
         overdue_ms=_past(now, oldest),
-        queues=_read_queues(client, keys, now, [name.decode("utf-8", "replace") for name in names]),
+        queues=_read_queues(client, keys, now, [stored_text(name) for name in names]),
         num_dead_letters=int(num_dead),
         num_delayed=int(num_delayed),
         late_ms=_past(now, next_delayed),
         libraries=_read_libraries(client, keys, now),
         miscounts=read_miscounts(client, keys),
+        damage=read_damage(client, keys),
+        front=_read_front(client, keys),
+    )
+
+
+def _read_front(client: redis.Redis, keys: ShardKeys) -> FrontFacts:
+    try:
+        with translate():
+            late: Any = client.xpending_range(
+                keys.front_door, GROUP, "-", "+", _MAX_PENDING, idle=LONG_PENDING_MS
+            )
+    except ResponseError:  # no group: nobody has read there yet
+        late = []
+    return FrontFacts(
+        num_late=len(late),
+        oldest_ms=max((entry["time_since_delivered"] for entry in late), default=0),
+        examples=tuple(entry["message_id"].decode() for entry in late[:3]),
     )
 
 
 def _past(now: int, first: Sequence[bytes]) -> int | None:
-    return now - int(float(first[1])) if first else None
+    return now - int(max(0.0, min(float(first[1]), _LATEST_MS))) if first else None
 
 
 def _unexpired(now: int, members: Sequence[bytes]) -> tuple[str, ...]:
     pairs = zip(members[::2], members[1::2], strict=True)
-    return tuple(sorted(name.decode() for name, expiry in pairs if float(expiry) > now))
+    return tuple(sorted(stored_text(name) for name, expiry in pairs if float(expiry) > now))
 
 
 def _read_workers(
