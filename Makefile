@@ -14,7 +14,7 @@ BROKER_TESTS := tests/protocol tests/sdk tests/scheduler tests/worker tests/cras
 export OMP_WAIT_POLICY ?= passive
 export GOMP_SPINCOUNT  ?= 0
 
-.PHONY: help demo test lint unit kernels redis-check test-brokers mutation-check wheel-check bench bench-queue clean
+.PHONY: help demo test lint unit kernels redis-check test-brokers mutation-check wheel-check bench bench-queue chaos soak clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
