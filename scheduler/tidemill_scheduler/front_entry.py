@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from tidemill.protocol.calls import NewJob
 from tidemill.protocol.codec import (
@@ -31,6 +31,18 @@ from tidemill.service.prompt import most_tokens, validate
 #: Stands for "the only model that is served", in the digest of the body too.
 ANY_MODEL = "-"
 
+#: Prefixes of the keys that Tidemill chooses itself; a producer who took one could block that job.
+_RESERVED_KEYS = ("requeue:", "front:")
+
+
+def _not_reserved(key: str) -> str:
+    if key.startswith(_RESERVED_KEYS):
+        raise ValueError(f"it begins with {' or '.join(_RESERVED_KEYS)}, which is reserved")
+    return key
+
+
+_Key = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_not_reserved)]
+
 
 class _OpenRequest(GenerateRequest):
     model: Name = ANY_MODEL
@@ -39,7 +51,7 @@ class _OpenRequest(GenerateRequest):
 class _Body(WireModel):
     request: _OpenRequest
     terms: JobTerms = JobTerms()
-    idempotency_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    idempotency_key: _Key | None = None
 
 
 @dataclass(frozen=True, slots=True)

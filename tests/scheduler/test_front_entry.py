@@ -85,6 +85,8 @@ def test_a_body_that_cannot_be_read_is_malformed(body: bytes, message: str) -> N
         ({"request": {"prompt": "x", "tenant": "a b"}}, "request.tenant"),
         ({"request": {"prompt": "x"}, "terms": {"delay_ms": -1}}, "terms.delay_ms"),
         ({"request": {"prompt": "x"}, "idempotency_key": ""}, "idempotency_key"),
+        ({"request": {"prompt": "x"}, "idempotency_key": "requeue:job"}, "idempotency_key"),
+        ({"request": {"prompt": "x"}, "idempotency_key": "front:1-0"}, "idempotency_key"),
         ({"request": {"prompt_ids": [1] * 300_000}}, "request.prompt_ids"),
         ({"request": {"prompt": "x", "kind": "embed"}}, "request.kind"),
     ],
