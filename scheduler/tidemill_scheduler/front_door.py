@@ -102,7 +102,7 @@ class FrontDoor:
         await self._handle([_Raw(e.decode(), f) for e, f in entries if f is not None], lanes)
 
     async def _drop(self, entry_ids: Sequence[bytes]) -> None:
-        """Forget pending entries that their producers have deleted."""
+        """Forget pending entries that are not on the stream any more."""
         if entry_ids:
             await self._client.xack(self._keys.front_door, GROUP, *entry_ids)
 
@@ -121,6 +121,7 @@ class FrontDoor:
                 ready.append(entry)
         outcomes |= await self._submitter.submit(ready)
         crash_point("scheduler.front_after_submit")
+        await self._drop([e.encode() for e, outcome in outcomes.items() if outcome is None])
         await self._answer(entries, outcomes)
         self._let_wait(ready, outcomes, taken)
 

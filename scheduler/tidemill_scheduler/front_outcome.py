@@ -20,19 +20,22 @@ class Delay:
     seconds: float
 
 
-Outcome = Submitted | Delay | Exception
+#: None: the entry is gone, another leader has answered it or its producer has deleted it.
+Outcome = Submitted | Delay | Exception | None
 
 
 def name_of(outcome: Outcome) -> str:
     """Return what an outcome is counted as."""
     if isinstance(outcome, Submitted):
         return "submitted" if outcome.created else "repeated"
+    if outcome is None:
+        return "gone"
     return "delayed" if isinstance(outcome, Delay) else "refused"
 
 
 def answer_of(keys: ShardKeys, entry_id: str, outcome: Outcome, body: bytes) -> Call[bool] | None:
-    """Return the answer to an entry with this body, None while it must wait."""
-    if isinstance(outcome, Delay):
+    """Return the answer to an entry with this body, None if it must wait or is gone."""
+    if outcome is None or isinstance(outcome, Delay):
         return None
     if isinstance(outcome, Submitted):
         accepted = json.dumps({"job": outcome.job_id}).encode()

@@ -12,6 +12,7 @@ from tidemill.protocol.errors import (
     InvalidRequest,
     MalformedMessage,
     Overloaded,
+    StaleEpoch,
     TidemillError,
     UnknownModel,
 )
@@ -32,7 +33,9 @@ _PARK_SECONDS = 1.0
 
 
 class FrontSubmitter:
-    """Submits entries; their idempotency keys make a second submission find the first.
+    """Submits entries in the name of one epoch, each only as long as it is not answered.
+
+    The idempotency key of an entry makes a second submission find the first.
 
     ``served`` tells the models of the workers that live.  A model that has no card is waited for,
     ``unknown_model_seconds`` from when the entry was written.
@@ -44,15 +47,21 @@ class FrontSubmitter:
         keys: ShardKeys,
         served: Callable[[], Collection[str]],
         unknown_model_seconds: float,
+        *,
+        epoch: int,
     ) -> None:
         self._client = client
         self._keys = keys
         self._served = served
         self._patience_ms = unknown_model_seconds * 1000
+        self._epoch = epoch
         self._salted: set[str] = set()
 
     async def submit(self, entries: Sequence[FrontEntry]) -> dict[str, Outcome]:
-        """Submit entries in one round trip; returns the outcome of each by its id."""
+        """Submit entries in one round trip; returns the outcome of each by its id.
+
+        Raises ``StaleEpoch``.
+        """
         if not entries:
             return {}
         made = await self._make_jobs(entries)
@@ -61,9 +70,14 @@ class FrontSubmitter:
         lacking = await self._make_salts({job.request.tenant for job in jobs.values()})
         outcomes |= {e: d for e, job in jobs.items() if (d := lacking.get(job.request.tenant))}
         ready = {e: job for e, job in jobs.items() if e not in outcomes}
-        batch = [calls.submit(self._keys, job) for job in ready.values()]
+        batch = [
+            calls.admit(self._keys, job, epoch=self._epoch, entry_id=entry_id)
+            for entry_id, job in ready.items()
+        ]
         results = await run_each_async(self._client, batch)
         for entry_id, result in zip(ready, results, strict=True):
+            if isinstance(result, StaleEpoch):
+                raise result
             if isinstance(result, Overloaded):
                 outcomes[entry_id] = Delay(result.retry_after_seconds)
             else:
@@ -76,8 +90,9 @@ class FrontSubmitter:
         served = self._served() or await known_models(self._client, self._keys)
         only = next(iter(served)) if len(served) == 1 else None
         names = {name for entry in entries if (name := entry.model or only)}
-        cards = await load_cards(self._client, self._keys, names)
+        # In this order, so that a card that came while we were paused is not overlooked.
         now_ms = await server_ms(self._client)
+        cards = await load_cards(self._client, self._keys, names)
         made: dict[str, NewJob | Delay | TidemillError] = {}
         for entry in entries:
             card = cards.get(entry.model or only or "")

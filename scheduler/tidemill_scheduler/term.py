@@ -85,7 +85,11 @@ class Term:
             swept=self._look_around,
         )
         submitter = FrontSubmitter(
-            client, keys, lambda: self._scheduler.models, config.unknown_model_seconds
+            client,
+            keys,
+            lambda: self._scheduler.models,
+            config.unknown_model_seconds,
+            epoch=leadership.epoch,
         )
         self._front_door = FrontDoor(client, keys, leadership.epoch, submitter)
         self._reaper = Reaper(client, keys, grace, config.lease_seconds)

@@ -2,16 +2,18 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import redis
 import redis.asyncio
 
 from support.puppet_worker import PuppetWorker
-from support.shard import KEYS, cancel
+from support.shard import KEYS, cancel, lead
+from tidemill.protocol import calls
 from tidemill.protocol.calls import Submitted
-from tidemill.protocol.errors import InvalidRequest, UnknownModel
+from tidemill.protocol.errors import InvalidRequest, StaleEpoch, UnknownModel
+from tidemill.protocol.functions import run_async
 from tidemill.service.redis import connect_async
 from tidemill_scheduler.front_entry import FrontEntry, parse_entry
 from tidemill_scheduler.front_outcome import Delay, Outcome
@@ -31,10 +33,19 @@ def entry(age_seconds: float = 0.0, **request: object) -> FrontEntry:
     return parse_entry(entry_id, {b"v": b"1", b"body": json.dumps(body).encode()})
 
 
+async def put(client: redis.asyncio.Redis, given: FrontEntry) -> None:
+    """Let an entry be at the front door."""
+    if not await client.xrange(KEYS.front_door, given.entry_id, given.entry_id):
+        await client.delete(KEYS.front_door)
+        await client.xadd(KEYS.front_door, {"v": "1"}, id=given.entry_id)
+
+
 async def submit_one(
     client: redis.asyncio.Redis, given: FrontEntry, *served: str, patience: float = 30.0
 ) -> Outcome:
-    submitter = FrontSubmitter(client, KEYS, lambda: served, patience)
+    epoch = await run_async(client, calls.lead(KEYS, scheduler_id="sch_test", lease_ms=60_000))
+    await put(client, given)
+    submitter = FrontSubmitter(client, KEYS, lambda: served, patience, epoch=epoch)
     outcomes = await submitter.submit([given])
     assert list(outcomes) == [given.entry_id]
     return outcomes[given.entry_id]
@@ -67,21 +78,51 @@ async def test_the_only_model_whose_workers_live_goes_before_those_known(
 
 
 @pytest.fixture
-def full_memory(redis_client: redis.Redis) -> Iterator[redis.Redis]:
-    """A server that refuses whatever needs more memory."""
-    PuppetWorker(redis_client)
-    redis_client.config_set("maxmemory", 1)
-    yield redis_client
+def full_memory(redis_client: redis.Redis) -> Iterator[Callable[[], None]]:
+    """Lets the server refuse whatever needs more memory."""
+    yield lambda: redis_client.config_set("maxmemory", 1)
     redis_client.config_set("maxmemory", 0)
 
 
 async def test_an_entry_waits_while_the_servers_memory_is_full(
-    client: redis.asyncio.Redis, full_memory: redis.Redis
+    client: redis.asyncio.Redis,
+    redis_client: redis.Redis,
+    full_memory: Callable[[], None],
 ) -> None:
-    assert isinstance(await submit_one(client, entry(tenant="new"), "m"), Delay)
+    PuppetWorker(redis_client)
+    await put(client, given := entry(tenant="new"))
+    full_memory()
+    assert isinstance(await submit_one(client, given, "m"), Delay)
 
-    full_memory.config_set("maxmemory", 0)
+    redis_client.config_set("maxmemory", 0)
 
-    accepted = await submit_one(client, entry(tenant="new"), "m")
+    accepted = await submit_one(client, given, "m")
     assert isinstance(accepted, Submitted)
-    cancel(full_memory, accepted.job_id)
+    cancel(redis_client, accepted.job_id)
+
+
+async def test_an_entry_that_was_answered_meanwhile_becomes_no_job(
+    client: redis.asyncio.Redis, redis_client: redis.Redis
+) -> None:
+    PuppetWorker(redis_client)
+    submitter = FrontSubmitter(client, KEYS, lambda: ["m"], 30.0, epoch=lead(redis_client))
+
+    outcomes = await submitter.submit([given := entry()])
+
+    assert outcomes == {given.entry_id: None}
+    assert not list(redis_client.scan_iter(KEYS.job("*")))
+
+
+async def test_a_leader_whose_epoch_is_over_submits_nothing(
+    client: redis.asyncio.Redis, redis_client: redis.Redis
+) -> None:
+    PuppetWorker(redis_client)
+    submitter = FrontSubmitter(client, KEYS, lambda: ["m"], 30.0, epoch=lead(redis_client))
+    await put(client, given := entry())
+    redis_client.delete(KEYS.leader)
+    lead(redis_client, "sch_other")
+
+    with pytest.raises(StaleEpoch):
+        await submitter.submit([given])
+
+    assert not list(redis_client.scan_iter(KEYS.job("*")))
