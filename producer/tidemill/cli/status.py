@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -47,7 +48,8 @@ def _totals(snapshot: Status) -> Table:
     for tenant in sorted(limits.keys() | snapshot.running_by_tenant.keys()):
         running = snapshot.running_by_tenant.get(tenant, 0)
         used = _used(limits.get(tenant, TenantLimits(tenant, {})), common)
-        table.add_row(tenant, str(running), *used)
+        # Text, not markup: anybody may have written there.
+        table.add_row(*map(Text, (tenant, str(running), *used)))
     table.add_section()
     table.add_row("all", str(snapshot.num_running), str(snapshot.num_queued))
     return table
@@ -74,13 +76,13 @@ def _used(tenant: TenantLimits, common: TenantLimits) -> tuple[str, ...]:
 
 
 def _caption(snapshot: Status) -> str:
-    leader = snapshot.scheduler_id or "[red]none: nothing is dispatched[/]"
+    leader = escape(snapshot.scheduler_id or "") or "[red]none: nothing is dispatched[/]"
     bound = f" of {snapshot.max_bytes / 1e6:,.0f}" if snapshot.max_bytes else ""
     return (
         f"delayed: {snapshot.num_delayed}; overdue: {snapshot.num_overdue};"
         f" dead letters: {snapshot.num_dead_letters}; at the front door:"
         f" {snapshot.num_at_front_door}; {snapshot.jobs_per_second:.1f} jobs/s end\n"
-        f"durability of new jobs: {snapshot.durability}; requests take"
+        f"durability of new jobs: {escape(snapshot.durability)}; requests take"
         f" {snapshot.queued_bytes / 1e6:,.1f}{bound} MB, results"
         f" {snapshot.result_bytes / 1e6:,.1f} MB\n"
         f"scheduler {leader}, epoch {snapshot.scheduler_epoch}"
@@ -94,7 +96,8 @@ def _workers(snapshot: Status) -> Table:
     for name in ("running", "waiting", "KV blocks used", "cache hits", "step"):
         table.add_column(name, justify="right")
     for worker in snapshot.workers:
-        table.add_row(worker.info.worker_id, worker.info.model, *_load(worker))
+        row = (worker.info.worker_id, worker.info.model, *_load(worker))
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -121,7 +124,7 @@ def _models(snapshot: Status) -> Table:
     live = Counter(worker.info.model for worker in snapshot.workers)
     for card in snapshot.models:
         context, revision = f"{card.max_model_len:,}", card.revision[:12]
-        table.add_row(card.name, context, revision, str(live[card.name]))
+        table.add_row(*map(Text, (card.name, context, revision, str(live[card.name]))))
     return table
 
 
