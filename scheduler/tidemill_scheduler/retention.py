@@ -20,6 +20,11 @@ _log = logging.getLogger(__name__)
 _INTERVAL_SECONDS = 1.0
 #: Jobs that one call forgets.
 MAX_TRIMMED = 128
+#: A job that ended so lately stays, whatever it takes: somebody may still repeat the submission of
+#: which the reply was lost, and without the job it would run again.
+YOUNG_SECONDS = 60.0
+#: Jobs that one look for old ones passes over, in calls: where more are young, time helps.
+_MAX_PAGES = 8
 
 
 class Retention:
@@ -45,18 +50,34 @@ class Retention:
             await self._trim(members, "expired")
 
     async def trim_to(self, max_bytes: int) -> None:
-        """Forget the oldest jobs until the others take ``max_bytes`` at most."""
+        """Forget the oldest jobs until the others take ``max_bytes`` at most, but no young ones."""
         while (excess := await self._kept_bytes() - max_bytes) > 0:
-            members = _first_of_size(excess, await self._oldest("-inf", "+inf"))
+            members = _first_of_size(excess, await self._oldest_to_trim())
             if not await self._trim(members, "bytes"):
-                return  # nothing is left, or another scheduler was faster
+                return  # none is left but young ones, or another scheduler was faster
+
+    async def _oldest_to_trim(self) -> list[str]:
+        """Return the first jobs that are not young; those that are kept longer come later."""
+        for page in range(_MAX_PAGES):
+            members = await self._oldest("-inf", "+inf", start=page * MAX_TRIMMED)
+            if not members or (old := await self._without_young(members)):
+                return old if members else []
+        return []
+
+    async def _without_young(self, members: Sequence[str]) -> list[str]:
+        young_since = await server_ms(self._client) - YOUNG_SECONDS * 1000
+        async with self._client.pipeline(transaction=False) as pipe:
+            for member in members:
+                pipe.hget(self._keys.job(calls.job_of(member)), "te")
+            ended = cast(list[bytes | None], await pipe.execute())
+        return [m for m, ms in zip(members, ended, strict=True) if _number(ms) <= young_since]
 
     async def _kept_bytes(self) -> int:
         return int(await self._client.hget(self._keys.counters, "rb") or 0)
 
-    async def _oldest(self, low: str, high: str | int) -> list[str]:
+    async def _oldest(self, low: str, high: str | int, start: int = 0) -> list[str]:
         members = await self._client.zrangebyscore(
-            self._keys.ended, low, high, start=0, num=MAX_TRIMMED
+            self._keys.ended, low, high, start=start, num=MAX_TRIMMED
         )
         return [member.decode("utf-8", "replace") for member in cast(list[bytes], members)]
 
@@ -73,6 +94,10 @@ class Retention:
                 pipe.hmget(self._keys.job(job_id), REF_FIELDS)
             refs = map(JobRef.read, job_ids, await pipe.execute())
         return list(zip(members, refs, strict=True))
+
+
+def _number(value: bytes | None) -> int:
+    return int(value) if value and value.isdigit() else 0
 
 
 def _first_of_size(num_bytes: int, members: Iterable[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """What is kept of ended jobs, by time and by bytes."""
 
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,13 +11,19 @@ from support.scheduler_process import LIVENESS_SECONDS, SchedulerProcess
 from support.shard import KEYS, dispatch, finish, lead, submit
 from support.wait import wait_until
 from tidemill.service.redis import connect_async
-from tidemill_scheduler.retention import Retention
+from tidemill_scheduler.retention import MAX_TRIMMED, YOUNG_SECONDS, Retention
 
 
 @pytest.fixture
 async def retention(redis_url: str, redis_client: redis.Redis) -> AsyncIterator[Retention]:
     async with connect_async(redis_url, retries=0) as client:
         yield Retention(client, KEYS)
+
+
+def age(client: redis.Redis, job_id: str) -> None:
+    """Let a job have ended long enough ago to be forgotten."""
+    ended_ms = int(client.hget(KEYS.job(job_id), "te") or 0)
+    client.hset(KEYS.job(job_id), "te", ended_ms - round(YOUNG_SECONDS * 1000) - 1)
 
 
 def run_jobs(client: redis.Redis, num: int) -> list[str]:
@@ -27,6 +34,7 @@ def run_jobs(client: redis.Redis, num: int) -> list[str]:
         fence = dispatch(client, ids[-1], epoch).fence
         assert finish(client, ids[-1], fence, 0, number % 5).accepted
         # Within one ms they would be of one age.
+        age(client, ids[-1])
         client.zincrby(KEYS.ended, number - num, client.zrange(KEYS.ended, -1, -1)[0])
     return ids
 
@@ -52,6 +60,24 @@ async def test_the_oldest_results_go_until_the_others_fit(
     assert 25 <= sum(left) <= 31
     assert kept_bytes(redis_client) == account(redis_client) <= bound
     assert not redis_client.exists(KEYS.token_log(ids[0]))
+
+
+async def test_a_job_that_ended_a_moment_ago_stays_for_submissions_that_are_repeated(
+    retention: Retention, redis_client: redis.Redis
+) -> None:
+    lasting = run_jobs(redis_client, 1)[0]
+    young = run_jobs(redis_client, 3 * MAX_TRIMMED)
+    for job_id in young:
+        redis_client.hset(KEYS.job(job_id), "te", round(time.time() * 1000))
+    # As a dead job it is kept longer than those that ended after it.
+    [member] = [m for m in redis_client.zrange(KEYS.ended, 0, -1) if lasting.encode() in m]
+    redis_client.zincrby(KEYS.ended, 3_600_000, member)
+
+    await retention.trim_to(1)
+
+    left = [bool(redis_client.exists(KEYS.job(job_id))) for job_id in [lasting, *young]]
+    assert left == [False] + [True] * len(young)
+    assert kept_bytes(redis_client) == account(redis_client)
 
 
 async def test_results_within_the_bound_stay(
@@ -90,6 +116,8 @@ def test_the_leader_keeps_what_the_setting_allows(
         return redis_client.zcard(KEYS.ended) == len(ids)
 
     wait_until(ended, LIVENESS_SECONDS)
+    for job_id in ids:
+        age(redis_client, job_id)
     redis_client.hset(KEYS.settings, "result_bytes", 1)
 
     wait_until(lambda: not redis_client.zcard(KEYS.ended), LIVENESS_SECONDS)
