@@ -28,6 +28,7 @@ from tidemill_scheduler.retention import Retention
 from tidemill_scheduler.scheduler import Scheduler
 from tidemill_scheduler.tasks import run_together
 from tidemill_scheduler.tokenize_pool import TokenizePool
+from tidemill_scheduler.upkeep import keep_up
 from tidemill_scheduler.worker_watch import WorkerWatch
 
 
@@ -119,10 +120,10 @@ class Term:
             self._dispatcher.run(),
             self._reaper.run(),
             self._job_life.run(),
-            self._audit.run(),
-            self._retention.run(),
-            self._meter.run(),
-            self._libraries.run(),
+            keep_up(self._audit.run),
+            keep_up(self._retention.run),
+            keep_up(self._meter.run),
+            keep_up(self._libraries.run),
         )
         await run_together(_translated(duty) for duty in duties)
 

@@ -9,7 +9,10 @@ import pytest
 import redis
 import redis.asyncio
 
-from support.shard import KEYS
+from support.puppet_worker import PuppetWorker
+from support.scheduler_process import LIVENESS_SECONDS, StartScheduler
+from support.shard import KEYS, submit
+from support.wait import wait_until
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.library import VERSION, library_name, library_source
 from tidemill.service.redis import connect_async
@@ -63,6 +66,24 @@ async def test_a_library_is_deleted_once_its_last_announcement_has_run_out(
     await libraries.delete_unused()
 
     assert loaded(redis_client) == {library_name(), NEWER}
+
+
+def test_a_full_server_with_an_older_library_is_led_all_the_same(
+    redis_client: redis.Redis, start_scheduler: StartScheduler
+) -> None:
+    worker = PuppetWorker(redis_client)
+    job_id = submit(redis_client)
+    redis_client.config_set("maxmemory", 1)
+    try:
+        scheduler = start_scheduler()
+        wait_until(lambda: "the upkeep waits" in scheduler.log, LIVENESS_SECONDS)
+        [claim] = wait_until(worker.read, LIVENESS_SECONDS)
+        assert (claim.job_id, worker.finish(claim).accepted) == (job_id, True)
+    finally:
+        redis_client.config_set("maxmemory", 0)
+
+    assert "starts over" not in scheduler.log
+    assert redis_client.get(KEYS.epoch) == b"1"
 
 
 async def test_a_library_that_another_shard_uses_stays(
