@@ -9,10 +9,10 @@ from tidemill.protocol.calls import REF_FIELDS, JobRef
 from tidemill.protocol.codec import MAX_RESULT_BYTES, decode
 from tidemill.protocol.errors import MalformedMessage, ProtocolError
 from tidemill.protocol.functions import Field
-from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.keys import ShardKeys, keys_of
 from tidemill.protocol.messages import JobEnd, JobResult, ModelCard, WorkerInfo
 from tidemill.protocol.states import JobState
-from tidemill.protocol.stored import is_text, require_number, require_text, stored_text
+from tidemill.protocol.stored import is_text, require_number, require_text
 
 R = TypeVar("R", covariant=True)
 
@@ -32,12 +32,12 @@ class Read(Generic[R]):
 
 
 @contextmanager
-def naming(job_id: str) -> Iterator[None]:
-    """Add the job's id, or a key, to what is raised about unreadable bytes of it."""
+def naming(place: str) -> Iterator[None]:
+    """Add the job's id, a key or a field to what is raised about unreadable bytes of it."""
     try:
         yield
     except ProtocolError as error:
-        raise type(error)(f"{job_id}: {error.message}", fix=error.fix) from error
+        raise type(error)(f"{place}: {error.message}", fix=error.fix) from error
 
 
 class LogEntry(NamedTuple):
@@ -220,13 +220,22 @@ def _location(
 ) -> Location | None:
     if queue is None:
         return None
-    return Location(JobRef.read(job_id, (queue, *others)), stored_text(worker))
+    return located(job_id, worker, (queue, *others))
+
+
+def located(job_id: str, worker: bytes | None, reference: Sequence[bytes | None]) -> Location:
+    """Return where a job is from ``w`` and ``REF_FIELDS``; raises ``MalformedMessage``."""
+    with naming(keys_of(job_id).job(job_id)):
+        # A name that is read as another one would be looked for without end.
+        return Location(JobRef.read(job_id, reference), require_text("w", worker))
 
 
 def _outcome(state: bytes | None, stored: bytes | None) -> Outcome:
+    known = _state(state)
     if stored is None:
-        return Outcome(_state(state), None)
-    return Outcome(_state(state), decode(stored, JobResult, max_bytes=MAX_RESULT_BYTES))
+        return Outcome(known, None)
+    with naming("res"):
+        return Outcome(known, decode(stored, JobResult, max_bytes=MAX_RESULT_BYTES))
 
 
 def _named_status(keys: ShardKeys, job_id: str, replies: list[Any]) -> JobStatus | None:
@@ -252,7 +261,8 @@ def _job_status(
     if state is None:
         return None
     ending = last_entries[0][1].get(b"e") if last_entries else None
-    end = None if ending is None else decode(ending, JobEnd)
+    with naming("the end of its log"):
+        end = None if ending is None else decode(ending, JobEnd)
     return JobStatus(
         job_id=job_id,
         state=state,

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from tidemill._cancel import MOVED, cancel_call
 from tidemill._plan import Plan
-from tidemill._reads import Location, Read, now_ms
+from tidemill._reads import Location, Read, located, now_ms
 from tidemill.batch import CancelCounts
 from tidemill.protocol import calls
-from tidemill.protocol.calls import REF_FIELDS, JobRef
+from tidemill.protocol.calls import REF_FIELDS
 from tidemill.protocol.errors import TidemillError
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.states import JobState
@@ -145,15 +145,14 @@ def _place(job_id: str, values: Sequence[bytes | None]) -> _Place | None:
     worker, submitted, *reference = values
     if reference[0] is None:
         return None
-    location = Location(JobRef.read(job_id, reference), stored_text(worker))
-    return _Place(location, stored_number(submitted) or 0)
+    return _Place(located(job_id, worker, reference), stored_number(submitted) or 0)
 
 
 def _scanned(reply: tuple[Any, Sequence[Any]]) -> _Page:
     cursor, members = reply
     # redis-py makes pairs of what ZSCAN replies.
     names = [member[0] if isinstance(member, tuple) else member for member in members]
-    return _Page([name.decode() for name in names], _text(cursor))
+    return _Page([stored_text(name) for name in names], _text(cursor))
 
 
 def _entries(entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> _Page:

@@ -102,3 +102,17 @@ def test_a_batch_that_cannot_be_read_is_told_with_key_and_field(
     with pytest.raises(MalformedMessage) as told:
         producer.batch("xx")
     assert f"{key}: total: " in str(told.value)
+
+
+def test_a_job_on_a_worker_that_is_no_text_is_told_when_it_is_cancelled(
+    producer: Twin, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    job = producer.submit([1], batch="b")
+    mill.claim()
+    key = KEYS.job(job.id)
+    redis_client.hset(key, "w", b"\xff")
+    for cancel in (lambda: producer.cancel(job.id), lambda: producer.cancel_batch("b")):
+        with pytest.raises(MalformedMessage) as told:
+            cancel()
+        assert f"{key}: w: " in str(told.value)
+    redis_client.hset(key, "w", mill.worker_id)
