@@ -21,14 +21,13 @@ from tidemill_scheduler import metrics
 from tidemill_scheduler.front_entry import FrontEntry, parse_entry
 from tidemill_scheduler.front_outcome import Delay, Outcome, answer_of, name_of
 from tidemill_scheduler.front_submitter import FrontSubmitter
+from tidemill_scheduler.left_out import LeftOut
 from tidemill_scheduler.waiting_line import WaitingLine
 
 _log = logging.getLogger(__name__)
 
 #: Entries of one round trip; each may have a body of a megabyte.
 _BATCH = 32
-#: Entries that may wait in memory, by id alone; what is beyond waits on the stream, unread.
-MAX_WAITING = 100_000
 #: A new entry wakes us; this only bounds how long the wait for it lasts.
 _BLOCK_SECONDS = 0.5
 #: How soon we look again for a consumer group that could not be made.
@@ -59,7 +58,8 @@ class FrontDoor:
         self._epoch = epoch
         self._submitter = submitter
         self._waiting = WaitingLine()
-        #: The last entry that this leader has read.
+        self._left_out = LeftOut(self._waiting)
+        #: The entry behind which this leader reads on.
         self._position = "0-0"
 
     async def run(self) -> None:
@@ -67,13 +67,12 @@ class FrontDoor:
         await self._make_group()
         while True:
             await self._try_again()
+            self._position = self._left_out.rewind() or self._position
             if not await self._take_in():
                 await self._wait()
 
     async def _take_in(self) -> bool:
-        """Handle the next entries; false if there are none, or too many wait already."""
-        if len(self._waiting) >= MAX_WAITING:
-            return False
+        """Handle the next entries; false if there are none."""
         positions = {self._keys.front_door: self._position}
         call = calls.read(self._keys, epoch=self._epoch, positions=positions, count=_BATCH)
         [entries] = (await run_async(self._client, call)).entries
@@ -116,7 +115,7 @@ class FrontDoor:
             if isinstance(entry, TidemillError):
                 outcomes[raw.entry_id] = entry
             elif entry.lane in self._waiting and entry.lane not in taken:
-                self._waiting.append(entry.lane, entry.entry_id)
+                self._line_up(entry)
             else:
                 ready.append(entry)
         outcomes |= await self._submitter.submit(ready)
@@ -124,6 +123,13 @@ class FrontDoor:
         await self._drop([e.encode() for e, outcome in outcomes.items() if outcome is None])
         await self._answer(entries, outcomes)
         self._let_wait(ready, outcomes, taken)
+
+    def _line_up(self, entry: FrontEntry) -> None:
+        """Let an entry wait behind those of its lane, unless it was read again."""
+        if self._waiting.holds(entry.entry_id):
+            return
+        if not self._left_out.add(entry.lane, entry.entry_id):
+            self._waiting.append(entry.lane, entry.entry_id)
 
     async def _answer(self, entries: Sequence[_Raw], outcomes: Mapping[str, Outcome]) -> None:
         bodies = {entry.entry_id: entry.fields.get(b"body", b"") for entry in entries}
@@ -159,9 +165,6 @@ class FrontDoor:
         due = self._waiting.next_at
         wait = _BLOCK_SECONDS if due is None else due - time.monotonic()
         wait = min(max(wait, 0.001), _BLOCK_SECONDS)
-        if len(self._waiting) >= MAX_WAITING:
-            await asyncio.sleep(wait)
-            return
         # Not as the group: a read that blocks cannot be fenced.  It shows whether one is worth it.
         streams: Any = {self._keys.front_door: self._position}
         await self._client.xread(streams, count=1, block=round(wait * 1000))

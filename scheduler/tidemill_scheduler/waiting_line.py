@@ -15,13 +15,21 @@ class WaitingLine:
         self._lanes: dict[str, deque[str]] = {}
         # Of every lane that is not taken, when it may be.
         self._due: list[tuple[float, str]] = []
-        self._num_entries = 0
+        self._ids: set[str] = set()
 
     def __len__(self) -> int:
-        return self._num_entries
+        return len(self._ids)
 
     def __contains__(self, lane: str) -> bool:
         return lane in self._lanes
+
+    def num_in(self, lane: str) -> int:
+        """Return how many entries wait in a lane."""
+        return len(self._lanes.get(lane, ()))
+
+    def holds(self, entry_id: str) -> bool:
+        """Whether an entry waits here."""
+        return entry_id in self._ids
 
     @property
     def next_at(self) -> float | None:
@@ -31,13 +39,13 @@ class WaitingLine:
     def append(self, lane: str, entry_id: str) -> None:
         """Let an entry wait behind those of its lane; raises ``KeyError`` if there is none."""
         self._lanes[lane].append(entry_id)
-        self._num_entries += 1
+        self._ids.add(entry_id)
 
     def put(self, lane: str, entry_ids: Sequence[str], until: float) -> None:
         """Let entries wait at the head of a new lane, or of one that was taken, until a time."""
         waiting = self._lanes.setdefault(lane, deque())
         waiting.extendleft(reversed(entry_ids))
-        self._num_entries += len(entry_ids)
+        self._ids.update(entry_ids)
         if waiting:
             heappush(self._due, (until, lane))
         else:
@@ -51,5 +59,5 @@ class WaitingLine:
             waiting = self._lanes[lane]
             taken[lane] = [waiting.popleft() for _ in range(min(limit, len(waiting)))]
             limit -= len(taken[lane])
-            self._num_entries -= len(taken[lane])
+            self._ids.difference_update(taken[lane])
         return taken

@@ -1,5 +1,6 @@
 """Raw producers against the daemon: they only XADD and BLPOP."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -14,11 +15,16 @@ from support.scheduler_process import (
     StartScheduler,
     wait_for_leader,
 )
-from support.shard import KEYS, cancel
+from support.shard import KEYS, cancel, lead
 from support.wait import wait_until
 from tidemill.protocol.codec import decode
 from tidemill.protocol.messages import GenerateRequest
+from tidemill.service.redis import connect_async
 from tidemill.service.runtime import CRASH_STATUS
+from tidemill_scheduler import left_out
+from tidemill_scheduler.front_door import FrontDoor
+from tidemill_scheduler.front_submitter import FrontSubmitter
+from tidemill_scheduler.tasks import end_tasks
 
 
 def put(client: redis.Redis, body: Any, v: str = "1") -> str:
@@ -217,3 +223,33 @@ def test_the_group_is_made_again_after_the_server_lost_its_data(
     entry_id = put(redis_client, ids_body())
 
     assert gather(worker, 1) == [answer(redis_client, entry_id)["job"]]
+
+
+async def test_a_tenant_with_too_many_entries_to_remember_holds_up_no_other(
+    worker: PuppetWorker,
+    redis_url: str,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(left_out, "MAX_PER_LANE", 20)
+    monkeypatch.setattr(left_out, "MAX_WAITING", 30)
+    redis_client.hset(KEYS.settings, "jobs:greedy", 0)
+    greedy = [put(redis_client, ids_body("greedy")) for _ in range(300)]
+    modest = put(redis_client, ids_body("modest"))
+    async with connect_async(redis_url, retries=0) as client:
+        epoch = lead(redis_client)
+        submitter = FrontSubmitter(client, KEYS, lambda: ["m"], 30.0, epoch=epoch)
+        door = asyncio.create_task(FrontDoor(client, KEYS, epoch, submitter).run())
+        await asyncio.to_thread(answer, redis_client, modest)
+        assert not redis_client.exists(*map(KEYS.front_reply, greedy))
+        redis_client.hset(KEYS.settings, "jobs:greedy", 1000)
+
+        answers = [await asyncio.to_thread(answer, redis_client, e) for e in greedy]
+        await end_tasks([door])
+
+    jobs = [told["job"] for told in answers]
+    queued = redis_client.xrange(KEYS.ingress("p1:greedy"))
+    assert [fields[b"j"].decode() for _, fields in queued] == jobs
+    assert redis_client.xpending(KEYS.front_door, "sched")["pending"] == 0
+    for job_id in redis_client.scan_iter(KEYS.job("*")):
+        cancel(redis_client, job_id.decode().rpartition(":")[2])

@@ -27,6 +27,16 @@ def test_entries_given_back_go_before_those_that_came_later() -> None:
     assert line.take_due(2.0, 10) == {"a": ["2", "3"]}
 
 
+def test_a_line_knows_what_waits_in_it() -> None:
+    line = WaitingLine()
+    line.put("a", ["1", "2"], 1.0)
+    line.append("a", "3")
+    line.take_due(1.0, 1)
+
+    assert [line.holds(entry_id) for entry_id in "123"] == [False, True, True]
+    assert (line.num_in("a"), line.num_in("b")) == (2, 0)
+
+
 def test_a_lane_without_entries_is_forgotten() -> None:
     line = WaitingLine()
     line.put("a", ["1"], 1.0)
