@@ -34,8 +34,9 @@ _log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_SECONDS = 0.05
 _MAX_BACKOFF_SECONDS = 2.0
-#: A connection that served for so long was no part of a row of failures.
-_STABLE_SECONDS = 5.0
+#: A connection that served for this share of a lease was no part of a row of failures; longer pauses
+#: between those that break within every lease would keep the grace from ever being over.
+_STABLE_SHARE = 1 / 4
 
 _FATAL = (ConfigError, BrokerUnsupported)
 
@@ -103,7 +104,7 @@ class Daemon:
         self._backoff_seconds = min(2 * self._backoff_seconds, _MAX_BACKOFF_SECONDS)
 
     def _note_stable(self, started: float) -> None:
-        if time.monotonic() - started >= _STABLE_SECONDS:
+        if time.monotonic() - started >= self._config.lease_seconds * _STABLE_SHARE:
             self._backoff_seconds = _FIRST_BACKOFF_SECONDS
 
     async def _serve_once(self) -> None:
