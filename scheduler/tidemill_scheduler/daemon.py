@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_SECONDS = 0.05
 _MAX_BACKOFF_SECONDS = 2.0
-#: A connection that served for this share of a lease was no part of a row of failures; longer pauses
-#: between those that break within every lease would keep the grace from ever being over.
+#: A connection that served for this share of a lease was no part of a row of failures.  Longer
+#: pauses where connections break within every lease would keep the grace from ever being over.
 _STABLE_SHARE = 1 / 4
 
 _FATAL = (ConfigError, BrokerUnsupported)
