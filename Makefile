@@ -14,7 +14,7 @@ BROKER_TESTS := tests/protocol tests/sdk tests/scheduler tests/worker tests/cras
 export OMP_WAIT_POLICY ?= passive
 export GOMP_SPINCOUNT  ?= 0
 
-.PHONY: help demo test lint unit kernels redis-check test-brokers mutation-check wheel-check bench bench-queue chaos soak clean
+.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check bench bench-queue chaos soak clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -34,7 +34,10 @@ lint: $(STAMP) ## Format, lint, types, import contracts, file sizes
 
 # Two processes: while one waits for a server or a lease, the other computes.
 unit: $(STAMP) ## The test suite, without the Triton interpreter
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
+
+slow: $(STAMP) ## What `make test` leaves out: outages of ten seconds, scenarios of the chaos
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow $(ARGS)
 
 kernels: $(STAMP) ## The Triton kernels under the interpreter (read when a kernel is decorated: own process)
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -m interpret $(ARGS)

@@ -253,7 +253,7 @@ MUTATIONS = (
     Mutation(
         "jobs that a broker has lost are given up",
         "producer/tidemill/_receipt.py",
-        "if receipt.has_ended or not _is_another(accepted, server):",
+        "if receipt.fate.has_ended or not _is_another(accepted, server):",
         "if receipt.job_id:",
         (f"{_BROKERS}::test_broker_that_lost_accepted_jobs_gets_them_again_from_their_owner[0]",),
     ),

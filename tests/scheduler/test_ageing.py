@@ -139,6 +139,7 @@ def test_every_job_goes_out_in_time_however_many_of_the_highest_class_come(
         assert now <= bound + 1
 
 
+@pytest.mark.slow
 def test_ageing_costs_little_for_a_million_jobs() -> None:
     """Prints what a job costs among few and among many; the ratio tells whether it scales."""
 

@@ -24,6 +24,8 @@ from tidemill.protocol.functions import ensure_library
 from tidemill.service.broker import EmbeddedBroker
 from tidemill.service.redis import connect
 
+pytestmark = pytest.mark.slow
+
 OUTAGE_SECONDS = 10.0
 IDLE_SECONDS = 5.0
 

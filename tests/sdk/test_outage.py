@@ -15,6 +15,8 @@ from support.wait import wait_until
 from tidemill import Chunk, Result
 from tidemill.service.redis import connect
 
+pytestmark = pytest.mark.slow
+
 _OUTAGE_SECONDS = 10.0
 _NUM_ITEMS = 200
 _NUM_SUBMITS = 150

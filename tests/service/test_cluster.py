@@ -113,7 +113,9 @@ def test_a_stream_survives_the_death_of_the_node_that_holds_it(nodes: Cluster) -
     with Producer(nodes.url, shard="00", timeout=30.0) as producer:
         job, stream = _begin(producer)
         with master.client() as client:
-            assert client.wait(1, 5000) == 1, "what was accepted is replicated"
+            # It waits for what this very connection has written, and for all that came before.
+            client.set("tm:{00}:barrier", 1, px=60_000)
+            assert client.wait(1, 20_000) == 1, "what was accepted is replicated"
         master.kill()
         nodes.nodes.remove(master)
         _check_end(nodes, producer, job, stream)

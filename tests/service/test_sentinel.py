@@ -99,7 +99,9 @@ def test_jobs_and_streams_outlive_the_death_of_the_master(group: Group, tmp_path
             reader.start()
         wait_until(lambda: all(reader.ids for reader in readers), 20, "all streams flow")
         with group.master.client() as master:
-            assert master.wait(1, 5000) == 1, "what was accepted is replicated"
+            # It waits for what this very connection has written, and for all that came before.
+            master.set("tm:{00}:barrier", 1, px=60_000)
+            assert master.wait(1, 20_000) == 1, "what was accepted is replicated"
         group.master.kill()
 
         results = [producers[1].result(job_id, timeout=60) for job_id in jobs]

@@ -24,6 +24,8 @@ from tidemill.service.redis import connect
 from tidemill_gpuworker.backoff import Backoff
 from tidemill_gpuworker.worker_process import ProcessConfig
 
+pytestmark = pytest.mark.slow
+
 NUM_JOBS = 6
 POISON = 666
 NUM_TOKENS = 120
