@@ -2,4 +2,6 @@
 
 from hypothesis import Phase, settings
 
-settings.register_profile("mutation", phases=[Phase.explicit, Phase.generate], database=None)
+settings.register_profile(
+    "mutation", max_examples=800, phases=[Phase.explicit, Phase.generate], database=None
+)

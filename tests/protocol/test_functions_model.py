@@ -34,8 +34,9 @@ from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import JobEnd, JobResult, JobTerms
 
 MIN_STEPS = 2000
-#: Hypothesis decides how long an example is, so examples are run by the dozen until it is enough.
-ROUNDS, EXAMPLES, STEPS_PER_EXAMPLE = 20, 25, 60
+#: Hypothesis decides how long an example is, so examples are run by the dozen until it is enough;
+#: more of them where the profile asks for more than the usual hundred.
+ROUNDS, EXAMPLES, STEPS_PER_EXAMPLE = 20, settings.default.max_examples // 4, 60
 
 HOUR = 3_600_000
 HALF_HOUR, TWO_HOURS = HOUR // 2, 2 * HOUR
