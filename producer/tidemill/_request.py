@@ -12,6 +12,7 @@ from tidemill._terms import TermOptions, take_terms
 from tidemill.protocol.calls import NewJob
 from tidemill.protocol.codec import MAX_ARRAY_LEN, MAX_MESSAGE_BYTES, encode
 from tidemill.protocol.errors import InvalidRequest, UnknownModel
+from tidemill.protocol.keys import RESERVED_KEYS
 from tidemill.protocol.messages import (
     ChatMessage,
     GenerateRequest,
@@ -29,9 +30,6 @@ if TYPE_CHECKING:  # the SDK works without the tokenizer extra
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Sequence[ChatMessage]
 
 MAX_IDEMPOTENCY_KEY_CHARS = 256
-
-#: Prefixes of the keys that Tidemill chooses itself; a caller who took one could block that job.
-REQUEUE_KEY, FRONT_KEY = RESERVED_KEYS = ("requeue:", "front:")
 
 #: Stands for "the only model that is served" in the digest of a request that names none.
 _ANY_MODEL = "-"

@@ -12,13 +12,12 @@ from tidemill._catalogue import SALT_BYTES
 from tidemill._link import Link
 from tidemill._patience import SaltMissing
 from tidemill._reads import JobStatus, Read, job_status, naming
-from tidemill._request import REQUEUE_KEY
 from tidemill.protocol import calls
 from tidemill.protocol.calls import REF_FIELDS, JobRef, NewJob
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import ConfigError, InvalidRequest
 from tidemill.protocol.ids import new_job_id, shard_of
-from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.keys import REQUEUE_KEY, ShardKeys
 from tidemill.protocol.messages import GenerateRequest, JobTerms
 from tidemill.protocol.stored import require_number, require_text, stored_number
 

@@ -18,6 +18,7 @@ from tidemill.protocol.codec import (
 )
 from tidemill.protocol.errors import InvalidRequest, MalformedMessage, UnsupportedVersion
 from tidemill.protocol.ids import new_job_id
+from tidemill.protocol.keys import FRONT_KEY, RESERVED_KEYS
 from tidemill.protocol.messages import (
     GenerateRequest,
     JobTerms,
@@ -31,13 +32,10 @@ from tidemill.service.prompt import most_tokens, validate
 #: Stands for "the only model that is served", in the digest of the body too.
 ANY_MODEL = "-"
 
-#: Prefixes of the keys that Tidemill chooses itself; a producer who took one could block that job.
-_RESERVED_KEYS = ("requeue:", "front:")
-
 
 def _not_reserved(key: str) -> str:
-    if key.startswith(_RESERVED_KEYS):
-        raise ValueError(f"it begins with {' or '.join(_RESERVED_KEYS)}, which is reserved")
+    if key.startswith(RESERVED_KEYS):
+        raise ValueError(f"it begins with {' or '.join(RESERVED_KEYS)}, which is reserved")
     return key
 
 
@@ -90,7 +88,7 @@ def parse_entry(entry_id: str, fields: Mapping[bytes, bytes]) -> FrontEntry:
         entry_id=entry_id,
         request=request,
         terms=body.terms,
-        idempotency_key=body.idempotency_key or f"front:{entry_id}",
+        idempotency_key=body.idempotency_key or f"{FRONT_KEY}{entry_id}",
         body_digest=sha256(_checked(request) + encode(body.terms)).hexdigest(),
     )
 

@@ -8,6 +8,10 @@ from tidemill.protocol.ids import shard_of
 GROUP = "sched"
 CONSUMER = "s"
 
+#: Prefixes of the idempotency keys that Tidemill chooses itself; a caller who took one could block
+#: that job.
+REQUEUE_KEY, FRONT_KEY = RESERVED_KEYS = ("requeue:", "front:")
+
 #: Keys that live for ever by design; every other key carries a TTL or is emptied by its last job.
 _PERMANENT = (
     "act",

@@ -18,7 +18,6 @@ from tidemill.protocol.calls.endings import (
     nack,
     reap,
     refuse,
-    time_limit_end,
 )
 from tidemill.protocol.calls.fleet import (
     Beat,
@@ -37,7 +36,7 @@ from tidemill.protocol.calls.fleet import (
     trim,
 )
 from tidemill.protocol.calls.job_ref import REF_FIELDS, JobRef
-from tidemill.protocol.calls.lifetimes import DEAD_TTL_MS, JOB_TTL_MS, LOG_TTL_MS, MODEL_TTL_MS
+from tidemill.protocol.calls.lifetimes import LOG_TTL_MS
 from tidemill.protocol.calls.reading import (
     Entry,
     FencedReply,
@@ -61,12 +60,9 @@ from tidemill.protocol.calls.submitting import (
 )
 
 __all__ = [
-    "DEAD_TTL_MS",
     "DEFAULT_MAX_QUEUED",
-    "JOB_TTL_MS",
     "LOG_TTL_MS",
     "MAX_CRASHES",
-    "MODEL_TTL_MS",
     "REF_FIELDS",
     "Beat",
     "Dispatched",
@@ -112,6 +108,5 @@ __all__ = [
     "retire",
     "salt",
     "submit",
-    "time_limit_end",
     "trim",
 ]
