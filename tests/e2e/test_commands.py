@@ -32,7 +32,8 @@ def test_submit_streams_the_answer_of_the_model(stack: Stack, tmp_path: Path) ->
 
 def test_submit_and_follow_print_a_result_as_json(stack: Stack, tmp_path: Path) -> None:
     with sandbox(tmp_path, TIDEMILL_REDIS_URL=stack.url) as box:
-        submitted = box.run("submit", "--raw", "One, two,", "--max-tokens", "5", "--json")
+        args = ("--max-tokens", "5", "--temperature", "0", "--json")
+        submitted = box.run("submit", "--raw", "One, two,", *args)
         result = json.loads(submitted.stdout)
         followed = box.run("follow", result["job_id"], "--json")
     assert result["state"] == "done" and result["usage"]["completion_tokens"] == 5
