@@ -24,9 +24,9 @@ from tidemill.protocol.messages import (
     JobTerms,
     ModelCard,
     Name,
-    WireModel,
     invalid_request,
 )
+from tidemill.protocol.wire_model import WireModel
 from tidemill.service.prompt import most_tokens, validate
 
 #: Stands for "the only model that is served", in the digest of the body too.

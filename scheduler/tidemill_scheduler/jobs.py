@@ -1,5 +1,6 @@
 """A waiting job as the scheduler sees it: what its pointer on an ingress stream says."""
 
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -41,6 +42,27 @@ class WaitingJob:
     since: float = 0.0
     #: Whether ``cost`` is a guess, which is good for credit and nothing else.
     is_estimated: bool = False
+    #: Bound on its output tokens, 0 if it has none of its own.
+    max_tokens: int = 0
+    #: When it must have ended, on the clock of ``since``.
+    deadline: float = math.inf
+    #: Leading hashes of ``key`` (0 or 1) that stand for a caller's prefix id and not for tokens.
+    hint_depth: int = 0
+
+    @property
+    def tenant(self) -> str:
+        """Whose job it is."""
+        return self.queue.partition(":")[2]
+
+    @property
+    def priority_class(self) -> int:
+        """Its class of priority: 0 interactive, 1 standard, 2 batch."""
+        return int(self.priority >= 0) + int(self.priority > 0)
+
+    @property
+    def kv_key(self) -> bytes:
+        """The hashes of ``key`` that stand for tokens."""
+        return self.key[self.hint_depth * ROUTING_HASH_BYTES :]
 
     @property
     def sort_key(self) -> SortKey:

@@ -20,10 +20,10 @@ from tidemill.protocol.messages import (
     JobTerms,
     ModelCard,
     TokenChunk,
-    WireModel,
     WorkerInfo,
     WorkerStatus,
 )
+from tidemill.protocol.wire_model import WireModel
 
 PAGE = (Path(__file__).parents[2] / "docs" / "redis-keys.md").read_text()
 NUM_ENDING_KEYS = 14

@@ -3,10 +3,12 @@
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from tidemill.protocol.errors import InvalidRequest
-from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE
+from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROUTING_HASH_BYTES
+from tidemill.protocol.step_cost import StepCost, StepFeatures
+from tidemill.protocol.wire_model import Natural, WireModel
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
@@ -39,12 +41,6 @@ Name = Annotated[AnyText, Field(min_length=1, max_length=256)]
 Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = tuple[TokenId, ...]
-
-
-class WireModel(BaseModel):
-    """Base of all messages; a new field needs a new ``codec.WIRE_VERSION``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class SamplingParams(WireModel):
@@ -197,6 +193,7 @@ class CommandKind(StrEnum):
     RUN = "run"
     CANCEL = "cancel"
     DRAIN = "drain"
+    HINT = "hint"
 
 
 class WorkerInfo(WireModel):
@@ -225,11 +222,21 @@ class ModelCard(WireModel):
     eos_token_ids: TokenIds = ()
 
 
+class FinishedSequence(WireModel):
+    """What a job that left a worker had cost there: prompt tokens from the cache, output tokens."""
+
+    job_id: Name
+    cached_tokens: Natural = 0
+    output_tokens: Natural = 0
+
+
 class WorkerStatus(WireModel):
     """One entry of a worker's status stream, written once per engine step while it works.
 
     ``waiting_tokens`` are uncached prompt tokens accepted but not yet computed; ``last_command`` is
-    the id of the last command entry that these numbers include.
+    the id of the last command entry that these numbers include.  ``finished`` are the jobs that
+    left since the status before, ``step`` is the last step, ``step_cost`` what the worker has
+    learned of its own steps.
     """
 
     last_command: str = "0-0"
@@ -243,6 +250,38 @@ class WorkerStatus(WireModel):
     generated_tokens: int = Field(default=0, ge=0)
     num_preemptions: int = Field(default=0, ge=0)
     draining: bool = False
+    finished: tuple[FinishedSequence, ...] = ()
+    step: StepFeatures | None = None
+    step_cost: StepCost | None = None
+
+
+def _check_whole_digests(digests: bytes) -> bytes:
+    if len(digests) % ROUTING_HASH_BYTES:
+        raise ValueError(f"{len(digests)} bytes are not whole routing hashes")
+    return digests
+
+
+#: Routing hashes of ``ROUTING_HASH_BYTES`` bytes each, one after the other.
+Digests = Annotated[bytes, AfterValidator(_check_whole_digests)]
+
+
+class KvEvents(WireModel):
+    """What became findable in a worker's prefix cache, and what ceased to be: routing hashes.
+
+    ``seq`` counts the worker's batches from 1, so that a reader sees when it missed one.  What
+    both fields name was stored first and evicted afterwards.
+    """
+
+    seq: int = Field(ge=1)
+    stored: Digests = b""
+    evicted: Digests = b""
+
+
+class KvSnapshot(WireModel):
+    """All routing hashes in a worker's prefix cache after the batch of events ``seq``."""
+
+    seq: int = Field(ge=0)
+    digests: Digests = b""
 
 
 def invalid_request(error: ValidationError) -> InvalidRequest:
