@@ -204,6 +204,7 @@ def make_job(
         terms=draft.terms,
         idempotency_key=draft.idempotency_key,
         body_digest=draft.body_digest,
+        max_output=request.params.max_tokens or 0,
     )
 
 

@@ -24,7 +24,7 @@ from tidemill.protocol.stored import require_number, require_text, stored_number
 _PAGE_SIZE = 500
 
 #: Fields of a dead job that its repetition takes over.
-_KEPT = ("st", "req", "h", "cost", "tk", "mx", "sm", "bid")
+_KEPT = ("st", "req", "h", "cost", "tk", "mx", "sm", "bid", "mt", "g")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class DeadLetters:
             return self._new_job(letter, raw, *others)
 
     def _new_job(self, letter: DeadLetter, raw: bytes, *others: bytes | None) -> NewJob:
-        key, cost, tokens, retries, stall, batch = others
+        key, cost, tokens, retries, stall, batch, max_output, hint_depth = others
         request = decode(raw, GenerateRequest)
         return NewJob(
             job_id=new_job_id(self._keys.shard),
@@ -144,6 +144,8 @@ class DeadLetters:
                 batch=require_text("bid", batch),
             ),
             parent=letter.job_id,
+            max_output=require_number("mt", max_output),
+            hint_depth=require_number("g", hint_depth),
         )
 
     def _make_salt(self, tenant: str) -> None:

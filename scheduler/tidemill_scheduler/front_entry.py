@@ -111,6 +111,7 @@ def make_front_job(entry: FrontEntry, card: ModelCard, shard: str) -> NewJob:
         idempotency_key=entry.idempotency_key,
         body_digest=entry.body_digest,
         terms=entry.terms,
+        max_output=request.params.max_tokens or 0,
     )
 
 

@@ -108,7 +108,8 @@ class Ingress:
         # So a new leader knows for how long jobs have waited already.
         written_ms, _ = entry_number(entry_id)
         since = min(time.monotonic(), written_ms / 1000 + self._clock_offset)
-        return parse_pointer(self._keys.shard, queue, entry_id, fields, since)
+        offset = self._clock_offset
+        return parse_pointer(self._keys.shard, queue, entry_id, fields, since, offset)
 
     async def _with_history(self, jobs: list[WaitingJob]) -> list[WaitingJob]:
         # The pointer does not tell, and only jobs that were tried before have one.

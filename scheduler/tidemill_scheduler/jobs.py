@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from tidemill.protocol.errors import InvalidRequest, MalformedMessage
 from tidemill.protocol.ids import shard_of
+from tidemill.protocol.messages import MAX_COUNT
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 
 #: Routing keys above this would be prompts of more than four million tokens.
 MAX_KEY_BYTES = 1 << 19
 MAX_COST = 1 << 32
+_MAX_TIME_MS = 1 << 53
 
 _QUEUE = re.compile(r"p[012]:[A-Za-z0-9_.\-]{1,64}")
 
@@ -94,9 +96,17 @@ def is_queue_name(name: str) -> bool:
 
 
 def parse_pointer(
-    shard: str, queue: str, entry_id: str, fields: Mapping[bytes, bytes], since: float = 0.0
+    shard: str,
+    queue: str,
+    entry_id: str,
+    fields: Mapping[bytes, bytes],
+    since: float = 0.0,
+    clock_offset: float = 0.0,
 ) -> WaitingJob:
-    """Read one entry of an ingress stream; raises ``MalformedMessage`` naming the field."""
+    """Read one entry of an ingress stream; raises ``MalformedMessage`` naming the field.
+
+    ``clock_offset`` is the clock of ``since`` minus the server's Unix time, in seconds.
+    """
     job_id = _text(fields, b"j")
     try:
         found = shard_of(job_id)
@@ -114,6 +124,9 @@ def parse_pointer(
         attempts=_number(fields, b"a", 0, 2**31),
         priority=_number(fields, b"p", -(2**31), 2**31),
         since=since,
+        max_tokens=_optional(fields, b"o", MAX_COUNT + 1),
+        deadline=_deadline(fields, clock_offset),
+        hint_depth=_optional(fields, b"g", 2),
     )
 
 
@@ -143,6 +156,16 @@ def _key(fields: Mapping[bytes, bytes]) -> bytes:
     if len(key) % ROUTING_HASH_BYTES or len(key) > MAX_KEY_BYTES:
         raise MalformedMessage(f"h: {len(key)} bytes are not whole routing hashes")
     return key
+
+
+def _optional(fields: Mapping[bytes, bytes], name: bytes, high: int) -> int:
+    # Pointers that were written before these fields existed lack them.
+    return _number(fields, name, 0, high) if name in fields else 0
+
+
+def _deadline(fields: Mapping[bytes, bytes], clock_offset: float) -> float:
+    milliseconds = _optional(fields, b"d", _MAX_TIME_MS)
+    return milliseconds / 1000 + clock_offset if milliseconds else math.inf
 
 
 def _number(fields: Mapping[bytes, bytes], name: bytes, low: int, high: int) -> int:

@@ -190,7 +190,8 @@ class TokenizePool:
             guess = replace(job, is_estimated=True)
             self._done("skipped", guess, b"", len(stored.request) // _BYTES_PER_TOKEN)
         else:
-            self._done("tokenized", job, prompt.routing_key, prompt.cost)
+            known = replace(job, max_tokens=request.params.max_tokens or 0)
+            self._done("tokenized", known, prompt.routing_key, prompt.cost)
 
     async def _prepare(
         self,

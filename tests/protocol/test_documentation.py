@@ -23,6 +23,7 @@ from tidemill.protocol.messages import (
     WorkerInfo,
     WorkerStatus,
 )
+from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill.protocol.wire_model import WireModel
 
 PAGE = (Path(__file__).parents[2] / "docs" / "redis-keys.md").read_text()
@@ -68,7 +69,9 @@ def test_every_field_of_a_job_is_documented(redis_client: redis.Redis) -> None:
     }
     epoch = shard.lead(redis_client)
     terms = JobTerms(deadline_ms=10**6, max_queue_ms=10**6, stall_ms=10**6, batch="b")
-    job_id = shard.submit(redis_client, terms=terms, idempotency_key="k", parent="p")
+    job_id = shard.submit(
+        redis_client, terms=terms, idempotency_key="k", parent="p", max_output=9, hint_depth=1
+    )
     seen = set(redis_client.hkeys(KEYS.job(job_id)))
     shard.nack(redis_client, job_id, shard.dispatch(redis_client, job_id, epoch).fence)
     redis_client.zadd(KEYS.delayed, {job_id: 1})
@@ -92,6 +95,11 @@ MESSAGES = [
     messages.WorkerInfo,
     messages.ModelCard,
     messages.WorkerStatus,
+    messages.FinishedSequence,
+    messages.KvEvents,
+    messages.KvSnapshot,
+    StepFeatures,
+    StepCost,
 ]
 
 
@@ -145,6 +153,7 @@ EXAMPLES: list[Call[object]] = [
     calls.measure(KEYS, calls.Measures(1, 1, 1, 1, "fast", "r")),
     calls.register(KEYS, info=INFO, card=CARD, tokenizer=b"", lease_ms=1),
     calls.report(KEYS, worker_id="w", status=WorkerStatus()),
+    calls.hint(KEYS, worker_id="w", refs={bytes(8): 1}),
     calls.finish(KEYS, REF, fence=1, worker_id="w", chunk=CHUNK, result=JobResult(end=END)),
     calls.nack(KEYS, REF, fence=1, worker_id="w", error="e", pause=RetryPause()),
     calls.release(KEYS, job_id="job", fence=1, worker_id="w", queue=QUEUE),

@@ -105,6 +105,10 @@ class ShardKeys:
         """Stream: one entry per engine step from one worker."""
         return self._name(f"ws:{worker_id}")
 
+    def kv_snapshot(self, worker_id: str) -> str:
+        """String: all that a worker's prefix cache held at some time, as routing hashes."""
+        return self._name(f"kv:{worker_id}")
+
     @property
     def leader(self) -> str:
         """String with expiry: id of the leading scheduler."""

@@ -1,16 +1,19 @@
 """Calls about workers, schedulers and the upkeep of a shard."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemill.protocol.calls.job_ref import JobRef
 from tidemill.protocol.calls.lifetimes import LOG_TTL_MS, MODEL_TTL_MS
 from tidemill.protocol.calls.reading import Fields, written_entries
 from tidemill.protocol.calls.replies import text
-from tidemill.protocol.codec import encode
+from tidemill.protocol.codec import MAX_MAP_LEN, encode, pack
 from tidemill.protocol.functions import Call
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import ModelCard, WorkerInfo, WorkerStatus
+
+#: Prefixes in one hint: what one msgpack map may hold.
+MAX_HINTS = MAX_MAP_LEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ def beat(
             keys.worker_info(worker_id),
             keys.commands(worker_id),
             keys.status(worker_id),
+            keys.kv_snapshot(worker_id),
             keys.model(model),
             keys.models,
             keys.tokenizer(tokenizer_digest),
@@ -104,15 +108,41 @@ def deregister(keys: ShardKeys, *, worker_id: str, cursor: str) -> Call[list[tup
             keys.worker_info(worker_id),
             keys.commands(worker_id),
             keys.status(worker_id),
+            keys.kv_snapshot(worker_id),
         ),
         (worker_id, cursor),
         written_entries,
     )
 
 
-def report(keys: ShardKeys, *, worker_id: str, status: WorkerStatus) -> Call[int]:
-    """Add an entry to a worker's status stream; goes on when the server's memory is full."""
-    return Call("report", (keys.status(worker_id),), (encode(status), LOG_TTL_MS), int)
+def report(
+    keys: ShardKeys,
+    *,
+    worker_id: str,
+    status: WorkerStatus,
+    events: bytes = b"",
+    snapshot: bytes = b"",
+) -> Call[int]:
+    """Add an entry to a worker's status stream; goes on when the server's memory is full.
+
+    ``events`` is an encoded ``KvEvents``; ``snapshot``, an encoded ``KvSnapshot`` that includes
+    them, takes the place of the one before.  Empty ones are left out.
+    """
+    return Call(
+        "report",
+        (keys.status(worker_id), keys.kv_snapshot(worker_id)),
+        (encode(status), LOG_TTL_MS, events, snapshot),
+        int,
+    )
+
+
+def hint(keys: ShardKeys, *, worker_id: str, refs: Mapping[bytes, int]) -> Call[bool]:
+    """Tell a worker how many waiting jobs will use a prefix: routing hash -> jobs, 0 for no more.
+
+    At most ``MAX_HINTS`` at a time.  Losing one costs at most the prefix; false if the worker has
+    never had a command.
+    """
+    return Call("hint", (keys.commands(worker_id),), (pack(dict(refs)), LOG_TTL_MS), bool)
 
 
 def lead(keys: ShardKeys, *, scheduler_id: str, lease_ms: int) -> Call[int]:

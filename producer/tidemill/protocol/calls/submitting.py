@@ -25,7 +25,9 @@ class NewJob:
     """A job about to be submitted; ``routing_key`` is empty if the prompt was not tokenised.
 
     ``cost`` are its prompt's tokens, 0 if unknown; ``num_tokens`` what it counts against the
-    tenant's quotas, prompt and longest output together.
+    tenant's quotas, prompt and longest output together.  ``max_output`` bounds its output tokens, 0
+    if it has no bound of its own; ``hint_depth`` (0 or 1) tells how many hashes at the start of the
+    routing key stand for a prefix id and not for tokens.
     """
 
     job_id: str
@@ -38,6 +40,8 @@ class NewJob:
     max_queued: int = DEFAULT_MAX_QUEUED
     terms: JobTerms = NO_TERMS
     parent: str = ""
+    max_output: int = 0
+    hint_depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,8 @@ def _submit_args(keys: ShardKeys, job: NewJob) -> tuple[Field, ...]:
         terms.max_retries,
         terms.batch,
         job.parent,
+        job.max_output,
+        job.hint_depth,
     )
 
 

@@ -7,12 +7,12 @@
 -- so that two versions can serve the same keys during an upgrade (docs/redis-keys.md).
 --
 -- Key types: job = hash, in = stream (group "sched"), act/run/dly/due/wk/mds/ended/lib = sorted
--- set, out = stream, cmd = stream, idem = string, cnt/salt/wi/md/cfg/thr/batch/rl = hash,
+-- set, out = stream, cmd = stream, idem = string, kv = string, cnt/salt/wi/md/cfg/thr/batch/rl = hash,
 -- members = set, sch/sche/tok = string, dead/back/front = stream, reply = list.
 -- Job fields: st state, tn tenant, md model, pr priority, qn queue, f fence, n tokens emitted,
 -- at attempts, cl fence of the last attempt that its worker read, cn n at the dispatch, cr crashes
--- since the last new token, w worker, req request, h routing key, cost prompt tokens, tk tokens
--- counted against quotas, eid pointer's entry id, ik idempotency key, salt, res result, err last
+-- since the last new token, w worker, req request, h routing key, g how many hashes of it stand for
+-- a prefix id, cost prompt tokens, mt bound on output tokens, tk tokens counted against quotas, eid pointer's entry id, ik idempotency key, salt, res result, err last
 -- error, bid batch, par parent, dl/qdl deadline of the job / of its first dispatch (ms, 0 none),
 -- sm stall timeout (ms, 0 none), mx/rt retries allowed / used, tp last token (ms),
 -- ts/td/tf/te submitted, dispatched, first token, ended (ms).
@@ -21,6 +21,7 @@ local SEAL = '9007199254740991'
 local TERMINAL = {done = true, failed = true, cancelled = true, expired = true, dead = true}
 local MAX_LETTERS = 10000
 local MAX_COMMANDS = 10000
+local MAX_STATUSES = 1000
 local MAX_SETTING = 1e15
 local LIBRARY_TTL_MS = 86400000
 local ANNOUNCE_EVERY_MS = 60000
@@ -70,11 +71,12 @@ local function load_job(job)
 end
 
 -- Adds the pointer of a job to its ingress stream and returns the entry's id; v = {routing key,
--- prompt tokens, model, attempts, priority}.
+-- prompt tokens, model, attempts, priority, bound on output tokens, deadline, hashes of a prefix id}.
 local function add_pointer(input, act, id, queue, bell, t, v)
   local function add()
     return redis.call('XADD', input, 'NOMKSTREAM', '*',
-      'j', id, 'h', v[1], 'c', v[2], 'm', v[3], 'a', v[4], 'p', v[5])
+      'j', id, 'h', v[1], 'c', v[2], 'm', v[3], 'a', v[4], 'p', v[5],
+      'o', number(v[6]), 'd', number(v[7]), 'g', number(v[8]))
   end
   local entry = add()
   if not entry then
@@ -88,7 +90,7 @@ end
 
 -- Puts a job that can run again on its ingress stream.
 local function point(input, act, job, id, queue, bell)
-  local v = redis.call('HMGET', job, 'h', 'cost', 'md', 'at', 'pr')
+  local v = redis.call('HMGET', job, 'h', 'cost', 'md', 'at', 'pr', 'mt', 'dl', 'g')
   local entry = add_pointer(input, act, id, queue, bell, now(), v)
   redis.call('HSET', job, 'st', 'queued', 'eid', entry)
 end

@@ -1,19 +1,19 @@
--- KEYS run wk wi cmd status md mds tok lib job1 job2 ...
+-- KEYS run wk wi cmd status kv md mds tok lib job1 job2 ...
 -- ARGV worker lease_ms ttl_ms model_ttl_ms model, then per job: id fence
 -- -> {1 still registered | 0 register again, id no longer this worker's, ...}
 local function beat(K, A)
   local t = now()
-  local reply = {redis.call('EXISTS', K[3]) * redis.call('EXISTS', K[6]) * redis.call('EXISTS', K[8])}
+  local reply = {redis.call('EXISTS', K[3]) * redis.call('EXISTS', K[7]) * redis.call('EXISTS', K[9])}
   local expiry = t + tonumber(A[2])
   redis.call('ZADD', K[2], expiry, A[1])
-  for i = 3, 5 do redis.call('PEXPIRE', K[i], A[3]) end
-  redis.call('PEXPIRE', K[6], A[4])
-  redis.call('PEXPIRE', K[8], A[4])
-  redis.call('ZADD', K[7], t + tonumber(A[4]), A[5])
-  announce(K[9], t)
+  for i = 3, 6 do redis.call('PEXPIRE', K[i], A[3]) end
+  redis.call('PEXPIRE', K[7], A[4])
+  redis.call('PEXPIRE', K[9], A[4])
+  redis.call('ZADD', K[8], t + tonumber(A[4]), A[5])
+  announce(K[10], t)
   local renewed = {}
-  for i = 10, #K do
-    local b = 6 + (i - 10) * 2
+  for i = 11, #K do
+    local b = 6 + (i - 11) * 2
     local v = redis.call('HMGET', K[i], 'f', 'st', 'w')
     if v[1] == A[b + 1] and v[2] == 'run' and v[3] == A[1] then
       renewed[#renewed + 1] = expiry
@@ -39,9 +39,23 @@ local function register(K, A)
   return 1
 end
 
--- KEYS status   ARGV status ttl_ms   -> 1
+-- A worker's status, with what changed in its prefix cache and now and then all that is in it: one
+-- entry, so that whoever reads the snapshot finds every later change in the stream.
+-- KEYS status kv   ARGV status ttl_ms events snapshot (both may be '')   -> 1
 local function report(K, A)
-  redis.call('XADD', K[1], 'MAXLEN', '~', 1000, '*', 's', A[1])
+  local fields = {'s', A[1]}
+  if A[3] ~= '' then fields[3], fields[4] = 'k', A[3] end
+  redis.call('XADD', K[1], 'MAXLEN', '~', MAX_STATUSES, '*', unpack(fields))
+  redis.call('PEXPIRE', K[1], A[2])
+  if A[4] ~= '' then redis.call('SET', K[2], A[4], 'PX', A[2]) end
+  return 1
+end
+
+-- Tells a worker which prefixes waiting jobs will use; one that never had a command caches none.
+-- KEYS cmd   ARGV hints cmd_ttl_ms   -> 1 | 0 the worker has no commands
+local function hint(K, A)
+  if not redis.call('XADD', K[1], 'NOMKSTREAM', 'MAXLEN', '~', MAX_COMMANDS, '*',
+    'k', 'hint', 'h', A[1]) then return 0 end
   redis.call('PEXPIRE', K[1], A[2])
   return 1
 end
@@ -69,11 +83,11 @@ local function measure(K, A)
 end
 
 -- Takes a worker out, and tells which commands nobody has read, so that none is lost.
--- KEYS wk wi cmd status   ARGV worker cursor   -> the entries of cmd after the cursor
+-- KEYS wk wi cmd status kv   ARGV worker cursor   -> the entries of cmd after the cursor
 local function deregister(K, A)
   local unread = redis.call('XRANGE', K[3], '(' .. A[2], '+')
   redis.call('ZREM', K[1], A[1])
-  redis.call('DEL', K[2], K[3], K[4])
+  redis.call('DEL', K[2], K[3], K[4], K[5])
   return unread
 end
 
