@@ -13,7 +13,7 @@ _MAX_TIMEOUT_SECONDS = 10**9
 _NUMBERS = frozenset(
     {"max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "priority"}
 )
-_TEXTS = frozenset({"model", "cache_salt"})
+_TEXTS = frozenset({"model", "cache_salt", "prefix_id"})
 _FLAGS = frozenset({"stream", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"})
 
 

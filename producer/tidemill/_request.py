@@ -34,7 +34,7 @@ MAX_IDEMPOTENCY_KEY_CHARS = 256
 #: Stands for "the only model that is served" in the digest of a request that names none.
 _ANY_MODEL = "-"
 
-_REQUEST_OPTIONS = frozenset({"priority", "cache_salt", "stream"})
+_REQUEST_OPTIONS = frozenset({"priority", "cache_salt", "prefix_id", "stream"})
 
 _TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
 
@@ -68,6 +68,7 @@ class JobOptions(RunOptions, total=False):
     priority: int
     idempotency_key: str | None
     cache_salt: str | None
+    prefix_id: str | None
     stream: bool
 
 
@@ -187,12 +188,13 @@ def make_job(
     the model cannot run it.
     """
     request = draft.request.model_copy(update={"model": card.name})
-    routing_key, cost = b"", 0
+    routing_key, cost, hint_depth = b"", 0, 0
     if request.prompt_ids is None and tokenizer is None:
         validate(request, 1, card)
     else:
         prepared = prepare(request, tokenizer, card, salt)
         routing_key, cost = prepared.routing_key, prepared.cost
+        hint_depth = prepared.hint_depth
         request = _with_tokens(request, prepared.ids, card.tokenizer_digest)
     _checked_size(request)
     return NewJob(
@@ -205,6 +207,7 @@ def make_job(
         idempotency_key=draft.idempotency_key,
         body_digest=draft.body_digest,
         max_output=request.params.max_tokens or 0,
+        hint_depth=hint_depth,
     )
 
 

@@ -61,6 +61,7 @@ class AsyncProducer:
         priority: int = 0,
         idempotency_key: str | None = None,
         cache_salt: str | None = None,
+        prefix_id: str | None = None,
         stream: bool = True,
         **options: Unpack[RunOptions],
     ) -> AsyncJob:
@@ -70,8 +71,9 @@ class AsyncProducer:
         ``SamplingParams``, such as ``max_tokens``, which go before ``params``, and those of
         ``TermOptions``, such as ``deadline``.  A lower ``priority`` runs sooner.  The same
         ``idempotency_key`` always gets the same job, so a call that raised ``BrokerUnavailable``
-        may be made again; it covers all options.  ``stream=False`` saves the broker work if only
-        the result is wanted.
+        may be made again; it covers all options.  ``prefix_id`` names what the prompt begins with,
+        so that jobs of one name run together also where a short prefix or a text does not show it.
+        ``stream=False`` saves the broker work if only the result is wanted.
 
         Raises ``InvalidRequest`` (``UnknownModel``, ``IdempotencyConflict``, ``BatchClosed``) or
         ``Overloaded`` (``QueueFull``, ``RateLimited``), which says when to try again.
@@ -82,6 +84,7 @@ class AsyncProducer:
             "priority": priority,
             "idempotency_key": idempotency_key,
             "cache_salt": cache_salt,
+            "prefix_id": prefix_id,
             "stream": stream,
             **options,
         }

@@ -23,7 +23,8 @@ from tidemill.protocol.errors import (
 from tidemill.protocol.functions import run_async
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import GenerateRequest, ModelCard
-from tidemill.service.prompt import PreparedPrompt, prepare
+from tidemill.protocol.prefix import ROUTING_HASH_BYTES
+from tidemill.service.prompt import PreparedPrompt, hint_key, prepare
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
 from tidemill_scheduler import metrics
 from tidemill_scheduler.attention import Attention
@@ -188,10 +189,10 @@ class TokenizePool:
         except ConfigError as error:
             _log.warning("%s is placed without a key: %s", job.job_id, error.one_line())
             guess = replace(job, is_estimated=True)
-            self._done("skipped", guess, b"", len(stored.request) // _BYTES_PER_TOKEN)
+            self._done("skipped", guess, _unread_prompt(request, card, stored))
         else:
             known = replace(job, max_tokens=request.params.max_tokens or 0)
-            self._done("tokenized", known, prompt.routing_key, prompt.cost)
+            self._done("tokenized", known, prompt)
 
     async def _prepare(
         self,
@@ -212,9 +213,10 @@ class TokenizePool:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(threads, _prepare, request, tokenizer, card, salt)
 
-    def _done(self, outcome: str, job: WaitingJob, key: bytes, cost: int) -> None:
+    def _done(self, outcome: str, job: WaitingJob, prompt: PreparedPrompt) -> None:
         metrics.TOKENIZED.labels(outcome).inc()
-        self._place(replace(job, key=key, cost=max(1, cost)))
+        key, cost = prompt.routing_key, max(1, prompt.cost)
+        self._place(replace(job, key=key, cost=cost, hint_depth=prompt.hint_depth))
 
     async def _fail(self, job: WaitingJob, stored: _Stored, error: TidemillError) -> None:
         metrics.TOKENIZED.labels("refused").inc()
@@ -223,6 +225,14 @@ class TokenizePool:
 
     def _count(self) -> None:
         metrics.UNTOKENIZED_JOBS.set(self.num_waiting)
+
+
+def _unread_prompt(
+    request: GenerateRequest, card: ModelCard | None, stored: _Stored
+) -> PreparedPrompt:
+    cost = len(stored.request) // _BYTES_PER_TOKEN
+    hint = b"" if card is None else hint_key(request, card, stored.salt)
+    return PreparedPrompt((), hint, cost, hint_depth=len(hint) // ROUTING_HASH_BYTES)
 
 
 def _prepare(

@@ -47,6 +47,15 @@ def test_a_lines_own_fields_go_before_the_defaults(tmp_path: Path) -> None:
     assert (line.spec.options["temperature"], line.spec.options["max_tokens"]) == (1.0, 9)
 
 
+def test_a_line_may_name_its_prefix(tmp_path: Path) -> None:
+    rows = [{"prompt": "hi"}, {"prompt": "hi", "prefix_id": "own"}]
+    lines = read(tmp_path, *rows, defaults={"prefix_id": "common", "deadline": 5.0})
+    specs = [line.spec for line in lines if line.spec is not None]
+    assert [spec.options["prefix_id"] for spec in specs] == ["common", "own"]
+    assert [spec.options["deadline"] for spec in specs] == [5.0, 5.0]
+    assert len({spec.options["idempotency_key"] for spec in specs}) == 2
+
+
 @pytest.mark.parametrize(
     ("row", "named"),
     [

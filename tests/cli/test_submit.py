@@ -24,7 +24,7 @@ def test_terms_are_options(
     tidemill: Tidemill, producer: Producer, mill: FakeMill, redis_client: redis.Redis
 ) -> None:
     options = ["--delay", "60", "--deadline", "90.5", "--max-queue", "7", "--stall-timeout", "3"]
-    more = ["--max-retries", "1", "--batch", "b", "--detach"]
+    more = ["--max-retries", "1", "--batch", "b", "--prefix-id", "p", "--detach"]
     outcome = tidemill("submit", "a", *options, *more)
     assert outcome.exit_code == 0, outcome.output
     fields = redis_client.hgetall(KEYS.job(outcome.stdout.strip()))
@@ -33,6 +33,7 @@ def test_terms_are_options(
     assert int(fields[b"dl"]) - submitted == 90_500
     assert int(fields[b"qdl"]) - submitted == 67_000
     assert (fields[b"sm"], fields[b"mx"], fields[b"bid"]) == (b"3000", b"1", b"b")
+    assert (len(fields[b"h"]), fields[b"g"]) == (8, b"1")
 
 
 @pytest.mark.parametrize("text", ["2100-01-31T08:00+01:00", "2100-01-31T08:00"])
@@ -67,6 +68,7 @@ def test_a_time_without_a_zone_is_local(
             "deadline: 9000 ms is not after the delay",
         ),
         (["--batch", "a b"], InvalidRequest, "batch: 'a b'"),
+        (["--prefix-id", ""], InvalidRequest, "prefix_id: "),
     ],
 )
 def test_bad_terms_are_told(

@@ -33,7 +33,12 @@ def parse(body: Any, **fields: bytes) -> FrontEntry:
 @pytest.mark.parametrize("pack", [msgpack.packb, lambda value: json.dumps(value).encode()])
 def test_json_and_msgpack_say_the_same(pack: Any) -> None:
     body = {
-        "request": {"model": "m", "prompt": "tide", "params": {"seed": 1, "stop": ["\n"]}},
+        "request": {
+            "model": "m",
+            "prompt": "tide",
+            "params": {"seed": 1, "stop": ["\n"]},
+            "prefix_id": "p",
+        },
         "terms": {"delay_ms": 5},
         "idempotency_key": "k",
     }
@@ -41,6 +46,7 @@ def test_json_and_msgpack_say_the_same(pack: Any) -> None:
     entry = parse(pack(body))
 
     assert entry.request.params.stop == ("\n",)
+    assert make_front_job(entry, CARD, "00").request.prefix_id == "p"
     assert (entry.model, entry.terms.delay_ms, entry.idempotency_key) == ("m", 5, "k")
     assert entry.lane == "default m"
 

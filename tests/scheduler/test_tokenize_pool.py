@@ -17,11 +17,11 @@ from support.shard import KEYS, cancel, entry_of, lead
 from support.wait import wait_until, wait_until_async
 from tidemill.protocol import calls
 from tidemill.protocol.codec import decode
-from tidemill.protocol.errors import StaleEpoch
+from tidemill.protocol.errors import ConfigError, StaleEpoch
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import GenerateRequest, JobEnd
-from tidemill.protocol.prefix import hash_blocks, routing_key
+from tidemill.protocol.prefix import hash_blocks, hint_hash, routing_key
 from tidemill.service.prompt import extra_keys
 from tidemill.service.redis import connect_async
 from tidemill.service.tokenizer import Tokenizer
@@ -148,6 +148,51 @@ async def test_key_and_cost_are_those_a_producer_would_have_sent(
     assert placed == [replace(pointer, key=key, cost=300)]
     assert len(key) == 8 * (300 // 64)
     cancel(redis_client, pointer.job_id)
+
+
+async def test_a_prefix_id_places_a_text_whatever_it_says(
+    redis_client: redis.Redis, worker: PuppetWorker, pool: TokenizePool, placed: list[WaitingJob]
+) -> None:
+    texts = [" ".join(WORDS[:70]), "w1"]
+    pointers = [
+        pointer_of(redis_client, submit_text(redis_client, prompt=text, prefix_id="p"))
+        for text in texts
+    ]
+
+    for pointer in pointers:
+        pool.put(pointer)
+    await wait_until_async(lambda: len(placed) == 2, LIVENESS_SECONDS)
+
+    extra = extra_keys(SALT, "r1", None)
+    keys = {job.job_id: (job.hint_depth, job.key, job.kv_key) for job in placed}
+    tokens = routing_key(hash_blocks(list(range(1, 71)), 16, extra))
+    hint = hint_hash("p", extra)
+    assert keys[pointers[0].job_id] == (1, hint + tokens, tokens)
+    assert keys[pointers[1].job_id] == (1, hint, b"")
+    for pointer in pointers:
+        cancel(redis_client, pointer.job_id)
+
+
+async def test_a_prefix_id_places_a_text_that_cannot_be_tokenised_here(
+    redis_client: redis.Redis,
+    worker: PuppetWorker,
+    pool: TokenizePool,
+    placed: list[WaitingJob],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def nothing(*_: object) -> Tokenizer:
+        raise ConfigError("there is no tokenizer here", fix="Install it.")
+
+    monkeypatch.setattr(AsyncRedisTokenizers, "get", nothing)
+    job_id = submit_text(redis_client, prompt="w1 w2", prefix_id="p")
+
+    pool.put(pointer_of(redis_client, job_id))
+    await wait_until_async(lambda: placed, LIVENESS_SECONDS)
+
+    [job] = placed
+    assert (job.key, job.hint_depth) == (hint_hash("p", extra_keys(SALT, "r1", None)), 1)
+    assert job.is_estimated and job.cost > 0
+    cancel(redis_client, job_id)
 
 
 async def test_a_job_whose_tokenizer_is_damaged_fails(

@@ -24,7 +24,7 @@ from tidemill import (
 from tidemill import _async_submitter as async_submitter
 from tidemill.protocol import functions
 from tidemill.protocol.keys import ShardKeys
-from tidemill.protocol.prefix import hash_blocks, routing_key
+from tidemill.protocol.prefix import hash_blocks, hint_hash, routing_key
 from tidemill.service.prompt import extra_keys
 from tidemill_gpuworker.claims import seed_of
 
@@ -83,6 +83,28 @@ def test_text_is_tokenised_hashed_and_costed_before_it_is_sent(
     assert int(cost) == 150
 
 
+@pytest.mark.parametrize("prompt", ["a b c", [1, 2, 3]])
+def test_a_prefix_id_tells_the_scheduler_what_a_short_prompt_begins_with(
+    producer: Twin, mill: FakeMill, redis_client: redis.Redis, prompt: Any
+) -> None:
+    jobs = [producer.submit(prompt, prefix_id=name).id for name in ("p", "p", "q")]
+    rows = [redis_client.hmget(KEYS.job(job_id), "h", "g", "salt", "cost") for job_id in jobs]
+    extra = extra_keys(rows[0][2] or b"", "r1", None)
+    assert [row[0] for row in rows] == [hint_hash(name, extra) for name in ("p", "p", "q")]
+    assert all((row[1], row[3]) == (b"1", b"3") for row in rows)
+    [(_, pointer), *_] = redis_client.xrange(KEYS.ingress("p1:default"))
+    assert (pointer[b"h"], pointer[b"g"]) == (rows[0][0], b"1")
+
+
+def test_a_prefix_id_belongs_to_what_an_idempotency_key_covers(
+    producer: Twin, mill: FakeMill
+) -> None:
+    producer.submit([1], prefix_id="p", idempotency_key="k")
+    assert not producer.submit([1], prefix_id="p", idempotency_key="k").is_new
+    with pytest.raises(IdempotencyConflict):
+        producer.submit([1], prefix_id="q", idempotency_key="k")
+
+
 def test_messages_are_rendered_by_the_models_template(producer: Twin, mill: FakeMill) -> None:
     for messages in (
         [{"role": "a", "content": "b"}, {"role": "c", "content": "c"}],
@@ -102,6 +124,8 @@ def test_without_the_tokenizer_extra_text_is_sent(
     request = mill.claim().request
     assert (request.prompt, request.prompt_ids, request.tokenizer_digest) == ("a b", None, None)
     assert redis_client.hget(KEYS.job(job_id), "h") == b""
+    producer.submit("a b", prefix_id="p")
+    assert mill.claim().request.prefix_id == "p", "for whoever tokenises it"
     with pytest.raises(InvalidRequest, match="context of 512"):
         producer.submit("a b", max_tokens=512)
     producer.submit(LONG)
@@ -163,6 +187,11 @@ def test_token_ids_are_hashed_with_the_tenants_salt(
         ([1], {"max_tokens": 10**5000}, "max_tokens", "."),
         ([1], {"temperature": True}, "temperature", "bool is not a number"),
         ([1], {"cache_salt": b"x"}, "cache_salt", "bytes is not text"),
+        ([1], {"prefix_id": ""}, "prefix_id", "at least 1"),
+        ([1], {"prefix_id": "p" * 129}, "prefix_id", "at most 128"),
+        ([1], {"prefix_id": b"x"}, "prefix_id", "bytes is not text"),
+        ([1], {"prefix_id": 7}, "prefix_id", "valid string"),
+        ([1], {"prefix_id": "\ud800"}, "prefix_id", "surrogate"),
         ([1], {"stream": "yes"}, "stream", "str is not True or False"),
         ([1], {"ignore_eos": 1}, "ignore_eos", "int is not True or False"),
         ([1], {"params": {"max_tokens": 1}}, "params", "dict is not SamplingParams"),

@@ -117,6 +117,30 @@ def test_the_routing_key_is_every_fourth_hash_of_the_salted_chain() -> None:
     assert prepared.cost == 50
 
 
+def test_a_prefix_id_goes_before_the_hashes_of_the_tokens() -> None:
+    card = CARD.model_copy(update={"block_size": 4})
+    ids = tuple(range(50))
+    plain = prompt.prepare(request(prompt_ids=ids), None, card, SALT)
+    named = prompt.prepare(request(prompt_ids=ids, prefix_id="p"), None, card, SALT)
+    extra = (("cache_salt", (SALT + b"r1").hex()),)
+    digest = sha256(cbor2.dumps(("prefix_id", "p", extra), canonical=True)).digest()
+    assert named.routing_key == digest[:8] + plain.routing_key
+    assert (plain.hint_depth, named.hint_depth) == (0, 1)
+    assert (named.ids, named.cost) == (plain.ids, plain.cost)
+
+
+def test_a_prompt_too_short_for_a_hash_is_placed_by_its_prefix_id() -> None:
+    keys = [
+        prompt.prepare(request(prefix_id=name, cache_salt=narrow), None, CARD, salt).routing_key
+        for name in ("p", "q")
+        for narrow in (None, "mine")
+        for salt in (SALT, SALT[::-1])
+    ]
+    assert {len(key) for key in keys} == {8}
+    assert len(set(keys)) == 8, "neither tenants nor cache salts share a name"
+    assert prompt.prepare(request(), None, CARD, SALT).routing_key == b""
+
+
 def test_tenants_revisions_and_cache_salts_do_not_share_prefixes() -> None:
     keys = {
         prompt.extra_keys(salt, revision, cache_salt)

@@ -11,7 +11,15 @@ from tidemill.cli.bulk_input import LineReader, count_lines
 from tidemill.cli.bulk_output import open_output
 from tidemill.cli.bulk_run import BulkRun
 from tidemill.cli.connection import open_producer
-from tidemill.cli.submit import RedisUrl
+from tidemill.cli.job_options import (
+    Batch,
+    Deadline,
+    MaxQueue,
+    MaxRetries,
+    PrefixId,
+    StallTimeout,
+)
+from tidemill.cli.submit import RedisUrl, Tenant
 from tidemill.client import Producer
 from tidemill.protocol.errors import ConfigError, InvalidRequest, UnknownModel
 
@@ -52,6 +60,13 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of every line.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable.")] = None,
     priority: Annotated[int, typer.Option(help="Lower runs sooner; > 0 is batch work.")] = 1,
+    tenant: Tenant = "default",
+    prefix_id: PrefixId = None,
+    deadline: Deadline = None,
+    max_queue: MaxQueue = None,
+    stall_timeout: StallTimeout = None,
+    max_retries: MaxRetries = None,
+    batch: Batch = None,
     max_in_flight: Annotated[
         int, typer.Option(min=1, help="Most jobs queued or running at once.")
     ] = DEFAULT_IN_FLIGHT,
@@ -62,7 +77,8 @@ def run(
 
     A line is `{"prompt": "..."}`, `{"messages": [...]}`, a request in OpenAI's batch format, or
     any object when `--template` says how to make a prompt of it. Lines may carry sampling
-    fields of their own. Failed lines are reported in the output and tried again by the next run.
+    fields and a `prefix_id` of their own. Failed lines are reported in the output and tried again
+    by the next run.
     """
     reader = LineReader(
         template=_read_template(template),
@@ -74,12 +90,18 @@ def run(
             "seed": seed,
             "stop": stop or [],
             "priority": priority,
+            "prefix_id": prefix_id,
+            "deadline": deadline,
+            "max_queue": max_queue,
+            "stall_timeout": stall_timeout,
+            "max_retries": max_retries,
+            "batch": batch,
         },
         as_chat=chat,
     )
     total = min(count_lines(input_path), limit or 2**62)
     with (
-        open_producer(redis_url) as producer,
+        open_producer(redis_url, tenant=tenant) as producer,
         open_output(output_path, input_path) as output,
     ):
         reader = replace(reader, run_id=f"{output.run_id}/{_model_id(producer, model)}")

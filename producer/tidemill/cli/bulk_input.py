@@ -15,7 +15,8 @@ from tidemill.protocol.messages import SamplingParams
 MAX_LINE_BYTES = 1 << 20
 
 _FIELD = re.compile(r"\{\{\s*(\w+)\s*\}\}")
-_SAMPLING = frozenset(SamplingParams.model_fields)
+#: Fields of a line that go before the run's defaults.
+_OWN = frozenset(SamplingParams.model_fields) | {"prefix_id"}
 #: Names that OpenAI's clients use for ours.
 _ALIASES = {"max_completion_tokens": "max_tokens"}
 
@@ -43,8 +44,9 @@ class LineReader:
     """Turns lines into jobs.
 
     A line is a request of OpenAI's batch format ({custom_id, body}), or an object with ``prompt``
-    or ``messages`` and sampling fields, or, with a ``template``, any object whose fields fill the
-    template's ``{{name}}`` places.  ``defaults`` are sampling fields that a line may override.
+    or ``messages``, sampling fields and ``prefix_id``, or, with a ``template``, any object whose
+    fields fill the template's ``{{name}}`` places.  ``defaults`` are options of every job; a line's
+    own fields go before them.
     """
 
     template: str | None
@@ -76,8 +78,8 @@ class LineReader:
         if not isinstance(body, dict):
             raise InvalidRequest("body: it is not an object", field="body")
         given: dict[str, Any] = {_ALIASES.get(str(k), str(k)): v for k, v in body.items()}
-        sampling = {name: v for name, v in given.items() if name in _SAMPLING and v is not None}
-        options = {**self.defaults, **sampling, "model": self.model or given.get("model")}
+        own = {name: v for name, v in given.items() if name in _OWN and v is not None}
+        options = {**self.defaults, **own, "model": self.model or given.get("model")}
         prompt = self._prompt(given)
         text = json.dumps(
             [self.run_id, number, prompt, options], sort_keys=True, ensure_ascii=False

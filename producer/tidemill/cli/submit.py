@@ -10,6 +10,14 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from tidemill.cli.connection import open_producer
+from tidemill.cli.job_options import (
+    Batch,
+    Deadline,
+    MaxQueue,
+    MaxRetries,
+    PrefixId,
+    StallTimeout,
+)
 from tidemill.job import Job
 from tidemill.protocol.errors import ConfigError, JobCancelled, JobFailed
 
@@ -63,22 +71,12 @@ def submit(
         str | None,
         typer.Option(metavar="TIME", help="Do not run it before; like 2030-01-31T08:00+01:00."),
     ] = None,
-    deadline: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="It expires if it has not ended then.")
-    ] = None,
-    max_queue: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="It expires if no worker has it then.")
-    ] = None,
-    stall_timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="It expires if no token comes for so long."),
-    ] = None,
-    max_retries: Annotated[
-        int | None, typer.Option(help="Tries after errors that may pass. Default: 3.")
-    ] = None,
-    batch: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Group of jobs; see `tidemill cancel`.")
-    ] = None,
+    deadline: Deadline = None,
+    max_queue: MaxQueue = None,
+    stall_timeout: StallTimeout = None,
+    max_retries: MaxRetries = None,
+    batch: Batch = None,
+    prefix_id: PrefixId = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Print the job's id and leave; see `tidemill follow`.")
     ] = False,
@@ -113,6 +111,7 @@ def submit(
             stall_timeout=stall_timeout,
             max_retries=max_retries,
             batch=batch,
+            prefix_id=prefix_id,
         )
         if detach:
             typer.echo(job.id)

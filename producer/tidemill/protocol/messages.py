@@ -38,6 +38,7 @@ Text = Annotated[AnyText, Field(min_length=1)]
 Count = Annotated[int, Field(strict=True, le=MAX_COUNT)]
 Duration = Annotated[int, Field(strict=True, ge=0, le=MAX_DURATION_MS)]
 Name = Annotated[AnyText, Field(min_length=1, max_length=256)]
+ShortName = Annotated[AnyText, Field(min_length=1, max_length=128)]
 Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = tuple[TokenId, ...]
@@ -90,6 +91,8 @@ class GenerateRequest(WireModel):
     ``tokenizer_digest`` names the tokenizer that made ``prompt_ids`` or, for text, the one it was
     meant for; a worker with another refuses the job.  ``stream=False`` lets the worker write the
     token log less often.  ``priority``: lower is sooner; < 0 interactive, 0 standard, > 0 batch.
+    ``prefix_id`` names what the prompt begins with: the scheduler keeps the tenant's jobs of one
+    name together, also where their tokens cannot tell.
     """
 
     kind: Literal["generate"] = "generate"
@@ -100,7 +103,8 @@ class GenerateRequest(WireModel):
     params: SamplingParams = SamplingParams()
     tenant: Tenant = "default"
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
-    cache_salt: Annotated[AnyText, Field(min_length=1, max_length=128)] | None = None
+    cache_salt: ShortName | None = None
+    prefix_id: ShortName | None = None
     tokenizer_digest: Name | None = None
     stream: bool = True
 

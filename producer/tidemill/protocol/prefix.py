@@ -53,6 +53,15 @@ def salt_keys(server_salt: bytes, cache_salt: str | None = None) -> ExtraKeys:
     return (("cache_salt", salt),)
 
 
+def hint_hash(prefix_id: str, extra: ExtraKeys) -> bytes:
+    """Return the routing hash that stands for a caller's name of a prefix.
+
+    It goes before the hashes of the tokens; ``extra`` keeps the names of tenants apart.
+    """
+    named = dumps(("prefix_id", prefix_id, extra), canonical=True)
+    return sha256(named).digest()[:ROUTING_HASH_BYTES]
+
+
 def routing_key(hashes: Sequence[bytes]) -> bytes:
     """Return the job's sort key: the first 8 bytes of every 4th block hash, concatenated.
 

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 
 from tidemill.protocol.errors import ConfigError, InvalidRequest
 from tidemill.protocol.messages import GenerateRequest, ModelCard, SamplingParams
-from tidemill.protocol.prefix import ExtraKeys, hash_blocks, routing_key, salt_keys
+from tidemill.protocol.prefix import (
+    ROUTING_HASH_BYTES,
+    ExtraKeys,
+    hash_blocks,
+    hint_hash,
+    routing_key,
+    salt_keys,
+)
 
 if TYPE_CHECKING:  # an SDK without the tokenizer extra still checks and hashes prompt ids
     from tidemill.service.tokenizer import Tokenizer
@@ -16,11 +23,15 @@ BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A prompt ready to be queued; ``cost`` is its length in tokens, before any cache hit."""
+    """A prompt ready to be queued; ``cost`` is its length in tokens, before any cache hit.
+
+    ``hint_depth`` tells how many hashes at the start of the routing key stand for a prefix id.
+    """
 
     ids: tuple[int, ...]
     routing_key: bytes
     cost: int
+    hint_depth: int = 0
 
 
 def prepare(
@@ -31,7 +42,20 @@ def prepare(
     validate(request, len(ids), card)
     extra = extra_keys(salt, card.revision, request.cache_salt)
     hashes = hash_blocks(ids, card.block_size, extra)
-    return PreparedPrompt(ids=ids, routing_key=routing_key(hashes), cost=len(ids))
+    hint = hint_key(request, card, salt)
+    return PreparedPrompt(
+        ids=ids,
+        routing_key=hint + routing_key(hashes),
+        cost=len(ids),
+        hint_depth=len(hint) // ROUTING_HASH_BYTES,
+    )
+
+
+def hint_key(request: GenerateRequest, card: ModelCard, salt: bytes) -> bytes:
+    """Return what the routing key begins with: a hash for the prefix id, nothing without one."""
+    if request.prefix_id is None:
+        return b""
+    return hint_hash(request.prefix_id, extra_keys(salt, card.revision, request.cache_salt))
 
 
 def tokenize(request: GenerateRequest, tokenizer: "Tokenizer | None") -> tuple[int, ...]:

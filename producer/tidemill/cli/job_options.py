@@ -1,0 +1,32 @@
+"""Options of the command line that ``submit`` and ``bulk run`` share."""
+
+from typing import Annotated
+
+import typer
+
+Deadline = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="It expires if it has not ended then.")
+]
+
+MaxQueue = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="It expires if no worker has it then.")
+]
+
+StallTimeout = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="It expires if no token comes for so long.")
+]
+
+MaxRetries = Annotated[
+    int | None, typer.Option(help="Tries after errors that may pass. Default: 3.")
+]
+
+Batch = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Group of jobs; see `tidemill cancel`.")
+]
+
+PrefixId = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Name of what the prompt begins with: jobs of one name run together."
+    ),
+]
