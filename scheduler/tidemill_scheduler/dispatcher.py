@@ -4,19 +4,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import redis.asyncio
 
 from tidemill.protocol import calls
 from tidemill.protocol.calls import Dispatched
-from tidemill.protocol.errors import TidemillError
-from tidemill.protocol.functions import Call, run_many_async
+from tidemill.protocol.functions import Call, run_each_async
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.states import JobState
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
 from tidemill_scheduler.health import Health
-from tidemill_scheduler.placement import Dispatch
+from tidemill_scheduler.placement import Dispatch, Hint
 from tidemill_scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
@@ -60,10 +60,12 @@ class Dispatcher:
             self._awake.clear()
             with metrics.TICK_SECONDS.time():
                 dispatches = self._scheduler.tick(time.monotonic())
+                hints = self._scheduler.take_hints()
             num_sent = 0
             if dispatches:
                 self._health.note_work(runnable=True, num_dispatched=0)
-                num_sent = await self.send(dispatches)
+            if dispatches or hints:
+                num_sent = await self.send(dispatches, hints)
             if dispatches or self._scheduler.is_unfinished:
                 # There may be more: a tick is bounded, and refused dispatches gave credit back.
                 self.wake()
@@ -71,17 +73,34 @@ class Dispatcher:
             self._health.note_work(runnable=runnable, num_dispatched=num_sent)
             metrics.WAITING_JOBS.set(self._scheduler.num_waiting)
 
-    async def send(self, dispatches: Sequence[Dispatch]) -> int:
-        """Write the run commands; returns how many jobs went out.  Raises ``StaleEpoch``."""
+    async def send(self, dispatches: Sequence[Dispatch], hints: Sequence[Hint] = ()) -> int:
+        """Write run commands, then hints; returns how many jobs went out.  Raises ``StaleEpoch``.
+
+        A hint that the server refuses is left out: it could only have saved work.
+        """
         crash_point("scheduler.before_dispatch")
         num_sent = 0
-        for start in range(0, len(dispatches), _MAX_PIPELINE):
-            batch = dispatches[start : start + _MAX_PIPELINE]
-            replies = await run_many_async(self._client, [self._call(d) for d in batch])
-            num_sent += sum(map(self._settle, batch, replies))
+        orders: list[Dispatch | Hint] = [*dispatches, *hints]
+        for start in range(0, len(orders), _MAX_PIPELINE):
+            batch = orders[start : start + _MAX_PIPELINE]
+            replies = await run_each_async(self._client, [self._call_of(order) for order in batch])
+            num_sent += sum(map(self._settle_order, batch, replies))
         crash_point("scheduler.after_dispatch")
         metrics.DISPATCHED.inc(num_sent)
         return num_sent
+
+    def _call_of(self, order: Dispatch | Hint) -> Call[Any]:
+        if isinstance(order, Hint):
+            return calls.hint(self._keys, worker_id=order.worker_id, refs=order.refs)
+        return self._call(order)
+
+    def _settle_order(self, order: Dispatch | Hint, reply: Any) -> bool:
+        if isinstance(order, Dispatch):
+            return self._settle(order, reply)
+        if isinstance(reply, Exception):
+            metrics.LOST_HINTS.inc()
+            _log.debug("the hint for %s was refused: %s", order.worker_id, reply)
+        return False
 
     def _call(self, dispatch: Dispatch) -> Call[Dispatched]:
         return calls.dispatch(
@@ -94,13 +113,13 @@ class Dispatcher:
             lease_ms=self._lease_ms,
         )
 
-    def _settle(self, dispatch: Dispatch, reply: Dispatched | TidemillError) -> bool:
-        if isinstance(reply, TidemillError):
+    def _settle(self, dispatch: Dispatch, reply: Dispatched | Exception) -> bool:
+        if isinstance(reply, Exception):
             raise reply
         job_id = dispatch.job.job_id
         if reply.fence:
             _log.debug("%s goes to %s, fence %d", job_id, dispatch.worker_id, reply.fence)
-            self._scheduler.sent(dispatch, reply.command_id)
+            self._scheduler.sent(dispatch, reply.command_id, time.monotonic())
             return True
         # The job was cancelled in the queue, or an earlier reply to this very dispatch was lost.
         # Then the command is in the stream already, and the worker's status will count it.

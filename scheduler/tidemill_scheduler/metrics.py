@@ -12,6 +12,11 @@ DISPATCHED = Counter("tidemill_scheduler_dispatched_total", "Jobs given to a wor
 NOT_QUEUED = Counter(
     "tidemill_scheduler_not_queued_total", "Dispatches of jobs that were not queued any more"
 )
+LOST_HINTS = Counter("tidemill_scheduler_lost_hints_total", "Hints that the server refused")
+KV_GAPS = Counter(
+    "tidemill_scheduler_kv_gaps_total",
+    "Times that a worker's prefix cache was read anew, because events of it were missing",
+)
 FORGOTTEN = Counter(
     "tidemill_scheduler_forgotten_total", "Waiting jobs that were found cancelled or lost"
 )

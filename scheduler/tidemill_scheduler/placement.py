@@ -21,6 +21,14 @@ class Dispatch:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What a worker should know of its prefix cache: routing hash -> waiting jobs, 0 for none."""
+
+    worker_id: str
+    refs: dict[bytes, int]
+
+
 class Placement:
     """One filling-up of a model's workers (by id), the least loaded first.
 

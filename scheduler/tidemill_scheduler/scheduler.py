@@ -3,13 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tidemill.protocol.messages import WorkerInfo, WorkerStatus
+from tidemill.protocol.messages import KvEvents, KvSnapshot, WorkerInfo, WorkerStatus
 from tidemill.protocol.prefix import ROUTING_STRIDE
 from tidemill_scheduler.ageing import DEFAULT_AGE_SECONDS
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.large_jobs import LargeJobs
 from tidemill_scheduler.model_queue import ModelQueue
-from tidemill_scheduler.placement import Dispatch, Placement
+from tidemill_scheduler.placement import Dispatch, Hint, Placement
 from tidemill_scheduler.quarantine import SUSPECT_CRASHES, Quarantine
 from tidemill_scheduler.residency import Residency
 from tidemill_scheduler.workers import Worker
@@ -126,10 +126,24 @@ class Scheduler:
             del self._jobs[dispatch.job.job_id]
         return dispatches
 
-    def sent(self, dispatch: Dispatch, command_id: str) -> None:
-        """The dispatch was written as this entry of the worker's command stream."""
+    def apply_kv(self, worker_id: str, events: KvEvents) -> bool:
+        """Take in what changed in a worker's prefix cache; false if events before it are missing.
+
+        This order guesses at caches, so it misses nothing.
+        """
+        return True
+
+    def reset_kv(self, worker_id: str, snapshot: KvSnapshot) -> None:
+        """Replace what was known of a worker's prefix cache."""
+
+    def take_hints(self) -> list[Hint]:
+        """Return what workers should be told of their prefix caches since the last call."""
+        return []
+
+    def sent(self, dispatch: Dispatch, command_id: str, now: float | None = None) -> None:
+        """The dispatch was written at ``now`` as this entry of the worker's command stream."""
         if dispatch.worker_id in self._workers:
-            self._workers[dispatch.worker_id].sent(dispatch.job.job_id, command_id)
+            self._workers[dispatch.worker_id].sent(dispatch.job.job_id, command_id, now)
 
     def dropped(self, dispatch: Dispatch) -> None:
         """The job was not queued any more, or the worker's status already counts it."""

@@ -15,6 +15,7 @@ from tidemill.protocol.messages import WorkerInfo, WorkerStatus
 from tidemill_scheduler import metrics
 from tidemill_scheduler.clock import server_ms
 from tidemill_scheduler.jobs import entry_number
+from tidemill_scheduler.kv_watch import KvWatch
 from tidemill_scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
@@ -23,7 +24,10 @@ _log = logging.getLogger(__name__)
 _REFRESH_SECONDS = 0.5
 #: A blocking read sees workers that registered after it began only when it returns.
 _BLOCK_MS = 250
-_READ_COUNT = 1000
+#: Entries of one worker in one read: none is left out, and nobody waits long for one's backlog.
+_READ_COUNT = 128
+#: A read that does not block; 0 would be for ever.
+_NO_BLOCK_MS = 1
 #: How long the id of a dead worker is kept, for people who look.
 _FORGET_MS = 60_000
 
@@ -31,7 +35,10 @@ _Entry = tuple[bytes, dict[bytes, bytes]]
 
 
 class WorkerWatch:
-    """Registers live workers with the scheduler, feeds it their statuses, removes dead ones."""
+    """Registers live workers with the scheduler, feeds it all they say, removes dead ones.
+
+    Of what a worker said before it was registered only its newest status counts, and its cache.
+    """
 
     def __init__(
         self,
@@ -47,6 +54,8 @@ class WorkerWatch:
         # Worker id -> last status entry read.
         self._cursors: dict[str, str] = {}
         self._unreadable: set[str] = set()
+        self._confused: set[str] = set()
+        self._caches = KvWatch(client, keys, scheduler)
         self._refreshing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -56,8 +65,9 @@ class WorkerWatch:
             await asyncio.sleep(_REFRESH_SECONDS)
 
     async def follow_statuses(self) -> None:
-        """Follow the status streams for ever."""
+        """Follow the status streams, and the caches that they tell of, for ever."""
         while True:
+            await self._caches.recover()
             if self._cursors:
                 await self._read_statuses()
             else:
@@ -97,6 +107,7 @@ class WorkerWatch:
         heard_at = time.monotonic() - silence
         self._scheduler.add_worker(info, heard_at)
         self._cursors[worker_id] = "0-0"
+        self._caches.add(worker_id)
         _log.info("worker %s serves %s", worker_id, info.model)
         self._take_in(worker_id, last, heard_at)
         self._changed()
@@ -104,28 +115,41 @@ class WorkerWatch:
     def _remove(self, worker_id: str) -> None:
         _log.warning("worker %s stopped beating", worker_id)
         self._scheduler.remove_worker(worker_id)
+        self._caches.remove(worker_id)
+        self._confused.discard(worker_id)
         del self._cursors[worker_id]
 
     async def _read_statuses(self) -> None:
         streams = {self._keys.status(w): cursor for w, cursor in self._cursors.items()}
         names = {stream.encode(): w for w, stream in zip(self._cursors, streams, strict=True)}
-        reply = await self._client.xread(cast(Any, streams), count=_READ_COUNT, block=_BLOCK_MS)
+        block = _NO_BLOCK_MS if self._caches.is_due else _BLOCK_MS
+        reply = await self._client.xread(cast(Any, streams), count=_READ_COUNT, block=block)
         for stream, entries in cast(list[tuple[bytes, list[_Entry]]], reply or []):
             self._take_in(names[stream], entries, time.monotonic())
+            # So that others on this loop wait for one worker's entries at most.
+            await asyncio.sleep(0)
         if reply:
             self._changed()
 
     def _take_in(self, worker_id: str, entries: Sequence[_Entry], heard_at: float) -> None:
-        # Only the newest counts, and the worker may have been removed during the read.
-        if not entries or worker_id not in self._cursors:
+        # The worker may have been removed during the read.
+        if worker_id not in self._cursors:
             return
-        entry_id, fields = entries[-1]
-        self._cursors[worker_id] = entry_id.decode()
+        for entry_id, fields in entries:
+            self._cursors[worker_id] = entry_id.decode()
+            # Blocks are known to be there before the jobs that computed them are known to be done.
+            if b"k" in fields:
+                self._caches.take(worker_id, fields[b"k"])
+            self._update(worker_id, fields.get(b"s", b""), heard_at)
+
+    def _update(self, worker_id: str, data: bytes, heard_at: float) -> None:
         try:
-            status = decode(fields.get(b"s", b""), WorkerStatus)
+            status = decode(data, WorkerStatus)
             self._scheduler.update_worker(worker_id, status, heard_at)
         except ProtocolError as error:
-            _log.warning("status of worker %s is malformed: %s", worker_id, error.message)
+            if worker_id not in self._confused:
+                self._confused.add(worker_id)
+                _log.warning("status of worker %s is malformed: %s", worker_id, error.message)
 
 
 def _age_seconds(last: Sequence[_Entry], now: int) -> float:

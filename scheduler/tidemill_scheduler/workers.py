@@ -1,12 +1,17 @@
 """What one worker can still take: credit in tokens, sequence slots and KV blocks."""
 
 from dataclasses import dataclass
+from math import ceil
 
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
 from tidemill_scheduler.jobs import WaitingJob, entry_number
 
 #: A worker may hold this many times its step budget in prompt tokens it has not computed yet.
 MAX_STEPS_AHEAD = 2
+
+#: Weight of the newest acknowledgement, and of the newest step, in their means.
+_ACK_SHARE = 0.2
+_STEP_SHARE = 0.2
 
 #: Sequences beyond ``max_num_seqs`` that wait in the worker, as a share of it, so that a slot that
 #: becomes free is filled without a round trip.
@@ -21,6 +26,7 @@ _SETTLED_STATUSES = 2
 class _InFlight:
     tokens: int
     command: tuple[int, int] | None = None
+    sent_at: float | None = None
 
 
 class Worker:
@@ -36,6 +42,9 @@ class Worker:
         self.status: WorkerStatus | None = None
         #: When the worker was last heard of, on the caller's clock, in seconds.
         self.heard_at = now
+        #: Mean time from a dispatch to the status that covers it, None before the first one.
+        self.ack_seconds: float | None = None
+        self._step_seconds = 0.0
         self._in_flight: dict[str, _InFlight] = {}
         self._in_flight_tokens = 0
         self._num_settled = 0
@@ -83,6 +92,19 @@ class Worker:
         )
 
     @property
+    def credit(self) -> int:
+        """Uncached tokens up to which it gets more work: what it computes in one round trip.
+
+        A command is acknowledged after the step that was running when it came, so the round trip
+        takes a whole number of steps, from one step upwards; half a step is noise.
+        """
+        budget = self.info.max_num_batched_tokens
+        if self.ack_seconds is None or not self._step_seconds:
+            return budget
+        num_steps = ceil(self.ack_seconds / self._step_seconds - 0.5)
+        return budget * min(max(num_steps, 1), MAX_STEPS_AHEAD)
+
+    @property
     def has_credit(self) -> bool:
         """Whether it could take a job of one token."""
         return self._has_room(1)
@@ -102,8 +124,11 @@ class Worker:
         self._num_settled = 0
         self._in_flight_tokens += tokens
 
-    def sent(self, job_id: str, command_id: str) -> None:
-        """Note the run command of a reserved job; from then on a status may cover it."""
+    def sent(self, job_id: str, command_id: str, now: float | None = None) -> None:
+        """Note the run command of a reserved job; from then on a status may cover it.
+
+        ``now`` is when it was written, on the clock of ``update``; None leaves it unmeasured.
+        """
         entry = self._in_flight.get(job_id)
         if entry is None:
             return
@@ -111,7 +136,7 @@ class Worker:
         if self.status and command <= entry_number(self.status.last_command):
             self.drop(job_id)
         else:
-            self._in_flight[job_id] = _InFlight(entry.tokens, command)
+            self._in_flight[job_id] = _InFlight(entry.tokens, command, now)
 
     def drop(self, job_id: str) -> None:
         """Take back the charge of a job that was not sent after all, or is reported by now."""
@@ -123,13 +148,17 @@ class Worker:
         """Replace what was known by the worker's own account; raises ``MalformedMessage``."""
         last = entry_number(status.last_command)
         self.status, self.heard_at = status, now
-        covered = [
-            job_id
+        if status.step_seconds:
+            self._step_seconds = _mean(self._step_seconds, status.step_seconds, _STEP_SHARE)
+        covered = {
+            job_id: entry.sent_at
             for job_id, entry in self._in_flight.items()
             if entry.command is not None and entry.command <= last
-        ]
+        }
         for job_id in covered:
             self.drop(job_id)
+        if times := [sent_at for sent_at in covered.values() if sent_at is not None]:
+            self.ack_seconds = _mean(self.ack_seconds, now - min(times), _ACK_SHARE)
         is_settled = not (self._in_flight or status.num_waiting or status.waiting_tokens)
         self._num_settled = self._num_settled + 1 if is_settled else 0
 
@@ -146,7 +175,7 @@ class Worker:
         budget, outstanding = self.info.max_num_batched_tokens, self.outstanding_tokens
         if outstanding == 0:
             return True
-        return outstanding < budget and outstanding + tokens <= MAX_STEPS_AHEAD * budget
+        return outstanding < self.credit and outstanding + tokens <= MAX_STEPS_AHEAD * budget
 
     def _blocks(self, tokens: int) -> int:
         # One more than the prompt fills, for the tokens to come.
@@ -155,6 +184,10 @@ class Worker:
     def _free_blocks(self) -> int:
         free = self.status.free_blocks if self.status else self.info.num_blocks
         return free - -(-self.outstanding_tokens // self.info.block_size)
+
+
+def _mean(known: float | None, new: float, share: float) -> float:
+    return known + share * (new - known) if known else new
 
 
 def reluctance(worker: Worker, job: WaitingJob, fresh_since: float) -> tuple[bool, bool, float]:
