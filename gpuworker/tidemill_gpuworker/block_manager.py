@@ -1,10 +1,11 @@
 """Block tables: which KV blocks a sequence holds, and which prefixes are already computed."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tidemill.protocol.errors import ConfigError
-from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROOT_HASH, hash_block
+from tidemill.protocol.messages import KvEvents, KvSnapshot
+from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROOT_HASH, ROUTING_STRIDE, hash_block
 from tidemill_gpuworker.block_pool import BlockPool
 from tidemill_gpuworker.sequence import Sequence
 
@@ -159,6 +160,25 @@ class BlockManager:
             self._pool.unpublish(block)
         self._provisional.clear()
 
+    def collect_events(self) -> KvEvents | None:
+        """Return what became of computed prefixes since the last call; None if nothing did.
+
+        Between steps only, so that no block counts that a step has not filled yet.
+        """
+        assert not self._provisional, "events are collected between steps only"
+        return self._pool.routing.collect()
+
+    def snapshot(self) -> KvSnapshot:
+        """Return all that the collected events told of."""
+        return self._pool.routing.snapshot()
+
+    def hint(self, refs: Mapping[bytes, int]) -> None:
+        """Note which prefixes waiting jobs will use: routing hash -> jobs, 0 for no more.
+
+        They are evicted last.
+        """
+        self._pool.hint(refs)
+
     def check_integrity(self, holders: Iterable[Sequence]) -> None:
         """Assert that the block tables of ``holders`` are exactly what the pool believes."""
         self._pool.check_integrity()
@@ -175,7 +195,12 @@ class BlockManager:
             return
         for index in range(seq.num_computed_tokens // self.block_size, end // self.block_size):
             block = seq.block_table[index]
-            self._pool.publish(block, self._block_hash(seq, index))
+            self._pool.publish(
+                block,
+                self._block_hash(seq, index),
+                parent=seq.block_hashes[index - 1] if index else None,
+                is_routing=index % ROUTING_STRIDE == ROUTING_STRIDE - 1,
+            )
             self._provisional[block] = seq
 
     def _block_hash(self, seq: Sequence, index: int) -> bytes:

@@ -1,7 +1,17 @@
 """Physical KV blocks: who holds them, which may be reused, and what full ones contain."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+from tidemill.protocol.prefix import ROUTING_HASH_BYTES
+from tidemill_gpuworker.hints import Hints
+from tidemill_gpuworker.kept_chains import KeptChains
+from tidemill_gpuworker.routing_index import RoutingIndex
+
+#: A hint lapses when all blocks were taken so often since it was last given: whoever gave it may
+#: be gone.
+_HINT_TURNS = 4
 
 
 class BlockPool:
@@ -9,7 +19,8 @@ class BlockPool:
 
     A block is free when nobody references it.  A free block keeps its hash, and can be found by
     it, until the block is taken again: eviction is lazy.  The free list is in order of reuse,
-    least recently used first.
+    least recently used first; behind it come the free blocks of prefixes that waiting jobs will
+    use, from their tails on.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -17,7 +28,13 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks
         # Two sequences can compute the same block at a time; both stay, the older one is found.
         self._blocks_by_hash: dict[bytes, list[int]] = {}
+        self._parents: list[bytes | None] = [None] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._kept_free: OrderedDict[int, None] = OrderedDict()
+        self.routing = RoutingIndex()
+        self._kept = KeptChains(self._parent_of)
+        self._hints = Hints(lifetime=_HINT_TURNS * num_blocks)
+        self._num_taken = 0
         self.num_evictions = 0
 
     @property
@@ -28,12 +45,12 @@ class BlockPool:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that nobody references."""
-        return len(self._free)
+        return len(self._free) + len(self._kept_free)
 
     @property
     def free_blocks(self) -> tuple[int, ...]:
         """The free blocks, the next one to be taken first."""
-        return tuple(self._free)
+        return (*self._free, *self._kept_free)
 
     @property
     def num_cached_hashes(self) -> int:
@@ -46,7 +63,7 @@ class BlockPool:
 
     def is_free(self, block: int) -> bool:
         """Whether nobody references ``block``."""
-        return block in self._free
+        return block in self._free or block in self._kept_free
 
     def find(self, block_hash: bytes) -> int | None:
         """Return a block with this content, free or not."""
@@ -55,20 +72,19 @@ class BlockPool:
 
     def take(self, count: int) -> list[int]:
         """Take ``count`` free blocks with one reference each, and forget what they contained."""
-        assert count <= len(self._free), "the caller checks num_free_blocks"
-        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
-        for block in taken:
-            self._ref_counts[block] = 1
-            if self._hashes[block] is not None:
-                self.unpublish(block)
-                self.num_evictions += 1
-        return taken
+        assert count <= self.num_free_blocks, "the caller checks num_free_blocks"
+        self._num_taken += count
+        for digest in self._hints.lapsed(self._num_taken):
+            self._drop(digest)
+        return [self._take_one() for _ in range(count)]
 
     def touch(self, blocks: Iterable[int]) -> None:
         """Add a reference to each block; free ones leave the free list."""
         for block in blocks:
             self._ref_counts[block] += 1
-            self._free.pop(block, None)
+            if self._ref_counts[block] == 1:
+                self._free.pop(block, None)
+                self._kept_free.pop(block, None)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each block of a table.
@@ -80,32 +96,73 @@ class BlockPool:
         for block in reversed(blocks):
             self._ref_counts[block] -= 1
             if self._ref_counts[block] == 0:
-                self._free[block] = None
-                if self._hashes[block] is None:
+                block_hash = self._hashes[block]
+                if block_hash is None:
                     useless.append(block)
+                self._list_for(block_hash)[block] = None
         for block in reversed(useless):
             self._free.move_to_end(block, last=False)
 
-    def publish(self, block: int, block_hash: bytes) -> None:
-        """Let lookups find ``block`` under the hash of its content."""
+    def publish(
+        self,
+        block: int,
+        block_hash: bytes,
+        *,
+        parent: bytes | None = None,
+        is_routing: bool = False,
+    ) -> None:
+        """Let lookups find ``block`` under the hash of its content.
+
+        ``parent`` is the hash before it in its chain; ``is_routing`` tells whether the scheduler
+        is to know that this one is here.
+        """
         assert self._hashes[block] is None, f"block {block} is published twice"
         self._hashes[block] = block_hash
-        self._blocks_by_hash.setdefault(block_hash, []).append(block)
+        self._parents[block] = parent
+        same = self._blocks_by_hash.setdefault(block_hash, [])
+        same.append(block)
+        if is_routing and len(same) == 1:
+            self.routing.add(block_hash)
+            if block_hash[:ROUTING_HASH_BYTES] in self._hints:
+                self._keep(block_hash)
 
     def unpublish(self, block: int) -> None:
         """Hide a published block from lookups."""
         block_hash = self._hashes[block]
         assert block_hash is not None, f"block {block} was never published"
-        self._hashes[block] = None
+        self._hashes[block] = self._parents[block] = None
         blocks = self._blocks_by_hash[block_hash]
         blocks.remove(block)
         if not blocks:
             del self._blocks_by_hash[block_hash]
+            self.routing.discard(block_hash)
+            self._move(self._kept.drop(block_hash), self._kept_free, self._free)
+
+    def hint(self, refs: Mapping[bytes, int]) -> None:
+        """Note how many waiting jobs will use the prefix up to each routing hash, 0 for none.
+
+        What is hinted is evicted after everything else, whether it is here already or comes later.
+        """
+        for digest, num_jobs in refs.items():
+            if not num_jobs:
+                self._hints.forget(digest)
+                self._drop(digest)
+                continue
+            forgotten = self._hints.note(digest, self._num_taken)
+            if forgotten is not None:
+                self._drop(forgotten)
+            if (block_hash := self.routing.find(digest)) is not None:
+                self._keep(block_hash)
 
     def check_integrity(self) -> None:
         """Assert that free list, reference counts and prefix index tell the same story."""
         unreferenced = {block for block, count in enumerate(self._ref_counts) if count == 0}
-        assert unreferenced == set(self._free), "the free list is not the set of unreferenced ones"
+        listed = [*self._free, *self._kept_free]
+        assert len(listed) == len(set(listed)), "a block is free twice"
+        assert unreferenced == set(listed), "the free list is not the set of unreferenced ones"
+        for block in listed:
+            is_kept = self._hashes[block] in self._kept
+            assert is_kept == (block in self._kept_free), f"block {block} waits in the wrong list"
         assert min(self._ref_counts, default=0) >= 0, "a block was released too often"
         published = {
             (block, block_hash) for block, block_hash in enumerate(self._hashes) if block_hash
@@ -117,3 +174,50 @@ class BlockPool:
         ]
         assert len(indexed) == len(published), "a block is indexed twice"
         assert set(indexed) == published, "the prefix index contradicts the blocks' hashes"
+
+    def _take_one(self) -> int:
+        block = self._pop()
+        self._ref_counts[block] = 1
+        if self._hashes[block] is not None:
+            self.unpublish(block)
+            self.num_evictions += 1
+        return block
+
+    def _pop(self) -> int:
+        if self._free:
+            return self._free.popitem(last=False)[0]
+        # A tail first: prefixes must not lose their heads.  Where the chain goes on in blocks that
+        # are in use, the same content is there too, and this copy can go.
+        for _ in range(len(self._kept_free)):
+            block = next(iter(self._kept_free))
+            block_hash = self._hashes[block]
+            assert block_hash is not None, f"block {block} is kept without content"
+            if not self._kept.has_kept_child(block_hash):
+                break
+            self._kept_free.move_to_end(block)
+        return self._kept_free.popitem(last=False)[0]
+
+    def _list_for(self, block_hash: bytes | None) -> OrderedDict[int, None]:
+        return self._kept_free if block_hash in self._kept else self._free
+
+    def _parent_of(self, block_hash: bytes) -> bytes | None:
+        blocks = self._blocks_by_hash.get(block_hash)
+        return self._parents[blocks[0]] if blocks else None
+
+    def _keep(self, block_hash: bytes) -> None:
+        self._move(self._kept.keep(block_hash), self._free, self._kept_free)
+
+    def _drop(self, digest: bytes) -> None:
+        if (block_hash := self.routing.find(digest)) is not None:
+            self._move(self._kept.drop(block_hash), self._kept_free, self._free)
+
+    def _move(
+        self,
+        hashes: Iterable[bytes],
+        source: OrderedDict[int, None],
+        target: OrderedDict[int, None],
+    ) -> None:
+        for block in chain.from_iterable(self._blocks_by_hash.get(key, ()) for key in hashes):
+            if block in source:
+                del source[block]
+                target[block] = None
