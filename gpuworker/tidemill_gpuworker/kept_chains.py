@@ -20,7 +20,7 @@ class KeptChains:
     def __len__(self) -> int:
         return len(self._reasons)
 
-    def __contains__(self, block_hash: bytes) -> bool:
+    def __contains__(self, block_hash: bytes | None) -> bool:
         return block_hash in self._reasons
 
     def has_kept_child(self, block_hash: bytes) -> bool:
@@ -39,7 +39,9 @@ class KeptChains:
             if self._reasons[current] > 1:
                 break
             added.append(current)
-            self._parents[current] = current = self._parent_of(current)
+            parent = self._parent_of(current)
+            self._parents[current] = parent
+            current = parent
         return added
 
     def drop(self, tip: bytes) -> list[bytes]:
