@@ -5,10 +5,12 @@ from tidemill._reads import JobStatus
 from tidemill._request import JobOptions, JobSpec, Prompt, SamplingOptions
 from tidemill._terms import TermOptions
 from tidemill._version import __version__
+from tidemill.async_best_of import AsyncBestOf
 from tidemill.async_client import AsyncProducer
 from tidemill.async_job import AsyncJob
 from tidemill.async_stream import AsyncTokenStream
 from tidemill.batch import BatchStatus, CancelCounts
+from tidemill.best_of import BestOf
 from tidemill.client import Producer
 from tidemill.job import Job
 from tidemill.protocol.errors import (
@@ -50,11 +52,13 @@ from tidemill.status import QueueStatus, Status, WorkerSnapshot
 from tidemill.stream import TokenStream
 
 __all__ = [
+    "AsyncBestOf",
     "AsyncJob",
     "AsyncProducer",
     "AsyncTokenStream",
     "BatchClosed",
     "BatchStatus",
+    "BestOf",
     "BrokerError",
     "BrokerUnavailable",
     "BrokerUnsupported",

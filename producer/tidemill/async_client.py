@@ -9,6 +9,7 @@ from tidemill._async_bulk import AsyncBulk, Items
 from tidemill._async_jobs import AsyncJobs
 from tidemill._async_link import AsyncLinks
 from tidemill._async_submitter import AsyncSubmitter
+from tidemill._best_of import candidates, first_error
 from tidemill._endpoint import find_endpoint
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
 from tidemill._reads import JobStatus
@@ -17,6 +18,7 @@ from tidemill._request import JobOptions, JobSpec, Prompt, RunOptions, one_key_f
 from tidemill._sweep import cancel_batch, cancel_tenant
 from tidemill._terms import check_batch
 from tidemill._window import Window
+from tidemill.async_best_of import AsyncBestOf
 from tidemill.async_job import AsyncJob
 from tidemill.async_stream import AsyncTokenStream
 from tidemill.batch import BatchStatus, CancelCounts, batch_status
@@ -102,6 +104,27 @@ class AsyncProducer:
         """
         receipts = await self._submitter.submit_many([JobSpec.of(item, options) for item in items])
         return [self._handle(r) if isinstance(r, Receipt) else r for r in receipts]
+
+    async def submit_best_of(
+        self, prompt: Prompt, *, n: int = 8, **options: Unpack[JobOptions]
+    ) -> AsyncBestOf:
+        """Queue ``n`` jobs of one prompt that differ in their seeds alone, in one round trip.
+
+        They share the prompt's prefix, so it is computed once.  ``options`` are those of
+        ``submit``; the seeds follow from ``seed``, else from the idempotency key, else by chance.
+        A call with an idempotency key may be made again: it finds what was queued and adds what is
+        missing, or more with a larger ``n``.  Without one all is cancelled if a candidate is
+        refused.  Raises what ``submit`` raises.
+        """
+        specs = candidates(prompt, n, options)
+        outcomes = await self.submit_many(specs)
+        error = first_error(outcomes)
+        jobs = tuple(job for job in outcomes if isinstance(job, AsyncJob))
+        if error is None:
+            return AsyncBestOf(jobs)
+        if not specs[0].has_key:
+            await AsyncBestOf(jobs).cancel()
+        raise error
 
     def job(self, job_id: str) -> AsyncJob:
         """Return a handle of a job submitted earlier, here or elsewhere; asks nobody."""

@@ -5,6 +5,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
+from tidemill._best_of import candidates, first_error
 from tidemill._bulk import Bulk
 from tidemill._endpoint import find_endpoint
 from tidemill._jobs import Jobs
@@ -18,6 +19,7 @@ from tidemill._sweep import cancel_batch, cancel_tenant
 from tidemill._terms import check_batch
 from tidemill._window import Window
 from tidemill.batch import BatchStatus, CancelCounts, batch_status
+from tidemill.best_of import BestOf
 from tidemill.job import Job
 from tidemill.protocol.errors import BrokerError, JobNotFound, TidemillError
 from tidemill.protocol.messages import ModelCard, SamplingParams
@@ -102,6 +104,27 @@ class Producer:
         """
         receipts = self._submitter.submit_many([JobSpec.of(item, options) for item in items])
         return [self._handle(r) if isinstance(r, Receipt) else r for r in receipts]
+
+    def submit_best_of(
+        self, prompt: Prompt, *, n: int = 8, **options: Unpack[JobOptions]
+    ) -> BestOf:
+        """Queue ``n`` jobs of one prompt that differ in their seeds alone, in one round trip.
+
+        They share the prompt's prefix, so it is computed once.  ``options`` are those of
+        ``submit``; the seeds follow from ``seed``, else from the idempotency key, else by chance.
+        A call with an idempotency key may be made again: it finds what was queued and adds what is
+        missing, or more with a larger ``n``.  Without one all is cancelled if a candidate is
+        refused.  Raises what ``submit`` raises.
+        """
+        specs = candidates(prompt, n, options)
+        outcomes = self.submit_many(specs)
+        error = first_error(outcomes)
+        jobs = tuple(job for job in outcomes if isinstance(job, Job))
+        if error is None:
+            return BestOf(jobs)
+        if not specs[0].has_key:
+            BestOf(jobs).cancel()
+        raise error
 
     def job(self, job_id: str) -> Job:
         """Return a handle of a job submitted earlier, here or elsewhere; asks nobody."""

@@ -8,11 +8,21 @@ from typing import Any
 import pytest
 
 import tidemill
-from tidemill import AsyncJob, AsyncProducer, AsyncTokenStream, Job, Producer, TokenStream
+from tidemill import (
+    AsyncBestOf,
+    AsyncJob,
+    AsyncProducer,
+    AsyncTokenStream,
+    BestOf,
+    Job,
+    Producer,
+    TokenStream,
+)
 from tidemill.protocol import errors
 
 PAIRS: list[tuple[Any, Any]] = [
     (Producer, AsyncProducer),
+    (BestOf, AsyncBestOf),
     (Job, AsyncJob),
     (TokenStream, AsyncTokenStream),
 ]

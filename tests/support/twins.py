@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from tidemill import (
+    AsyncBestOf,
     AsyncJob,
     AsyncProducer,
     AsyncTokenStream,
@@ -46,6 +47,8 @@ class Twin(Protocol):
     def submit(self, prompt: Any, **options: Any) -> Any: ...
 
     def submit_many(self, items: Any, **options: Any) -> list[Any]: ...
+
+    def submit_best_of(self, prompt: Any, **options: Any) -> Any: ...
 
     def job(self, job_id: str) -> Any: ...
 
@@ -121,6 +124,10 @@ class AsyncTwin:
         jobs = self._thread.run(self.producer.submit_many(items, **options))
         return [self._handle(job) if isinstance(job, AsyncJob) else job for job in jobs]
 
+    def submit_best_of(self, prompt: Any, **options: Any) -> "_HandleTwin":
+        best: AsyncBestOf = self._thread.run(self.producer.submit_best_of(prompt, **options))
+        return _HandleTwin(self._thread, best)
+
     def job(self, job_id: str) -> "_JobTwin":
         return self._handle(self.producer.job(job_id))
 
@@ -156,19 +163,21 @@ class AsyncTwin:
         self.close()
 
 
-class _JobTwin:
-    def __init__(self, thread: LoopThread, job: AsyncJob) -> None:
+class _HandleTwin:
+    def __init__(self, thread: LoopThread, handle: Any) -> None:
         self._thread = thread
-        self._job = job
+        self._handle = handle
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._job, name)
+        value = getattr(self._handle, name)
         if not callable(value):
             return value
         return lambda *args, **options: self._thread.run(value(*args, **options))
 
+
+class _JobTwin(_HandleTwin):
     def stream(self, **options: Any) -> "_StreamTwin":
-        return _StreamTwin(self._thread, self._job.stream(**options))
+        return _StreamTwin(self._thread, self._handle.stream(**options))
 
 
 class _StreamTwin:
