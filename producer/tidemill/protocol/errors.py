@@ -29,6 +29,7 @@ TidemillError
 │   ├── StaleEpoch               a newer scheduler leads
 │   └── StaleFence               a newer attempt owns the job
 ├── EngineFailed                 a worker's engine computes nothing any more
+├── SimulationFailed             a simulated policy loses jobs, or counts do not add up
 └── ModelError                   a model directory cannot be served
     ├── ModelNotFound
     ├── DamagedModel             files missing, truncated or inconsistent
@@ -212,6 +213,10 @@ class StaleFence(FencingError):
 
 class EngineFailed(TidemillError):
     """The engine of a worker fails on everything; a new process may do better."""
+
+
+class SimulationFailed(TidemillError):
+    """A simulated policy broke a rule, or what was counted does not add up."""
 
 
 class ModelError(TidemillError):

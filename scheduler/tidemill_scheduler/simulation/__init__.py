@@ -1,0 +1,1 @@
+"""A simulated cluster that drives the production scheduler: traces, workers, events, reports."""

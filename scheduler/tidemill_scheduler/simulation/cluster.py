@@ -1,0 +1,82 @@
+"""What is simulated: the workers and what happens to them."""
+
+import random
+from dataclasses import dataclass
+
+from tidemill.protocol.errors import ConfigError
+from tidemill.protocol.step_cost import StepCost
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Workers of one kind; the defaults are one GPU of 80 GB with 8B weights in bf16 each.
+
+    ``step_tokens`` is the token budget of a step, ``rtt_seconds`` what passes between a dispatch
+    and its arrival plus what passes on the way back.  KV events arrive up to ``kv_lag_seconds``
+    late, by a delay that each worker keeps.  ``watermark`` of the KV cache stays free while
+    anything runs, and the batch class is admitted up to ``batch_ceiling`` of it.  With
+    ``tick_seconds`` decisions wait for the next multiple of it; with ``heartbeat_seconds`` idle
+    workers report so often.  At most ``max_waiting`` jobs of bulk workloads wait in the policy.
+    """
+
+    num_workers: int
+    kv_tokens: int = 437_000
+    step_tokens: int = 8192
+    max_seqs: int = 256
+    cost: StepCost = StepCost()
+    rtt_seconds: float = 0.0
+    kv_lag_seconds: float = 0.0
+    publish_at_schedule: bool = True
+    tpot_slo_seconds: float = 0.0
+    watermark: float = 0.01
+    batch_ceiling: float = 0.85
+    macro_steps: bool = True
+    tick_seconds: float = 0.0
+    heartbeat_seconds: float = 0.0
+    max_waiting: int = 1_000_000
+    model: str = "sim"
+
+    def __post_init__(self) -> None:
+        for name in ("num_workers", "kv_tokens", "step_tokens", "max_seqs", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} is below 1", fix="Give 1 or more.")
+        for name in (
+            "rtt_seconds",
+            "kv_lag_seconds",
+            "tpot_slo_seconds",
+            "tick_seconds",
+            "heartbeat_seconds",
+        ):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(
+                    f"{name}: {getattr(self, name)} is not a duration", fix="Give 0 or more seconds."
+                )
+        if not 0 <= self.watermark < self.batch_ceiling <= 1:
+            raise ConfigError(
+                f"batch_ceiling: {self.batch_ceiling} is not between the watermark and 1",
+                fix="Give shares such as watermark 0.01 and batch_ceiling 0.85.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong, and when, in seconds of the simulation; workers are named by number.
+
+    A worker of ``deaths`` stops; one of ``silences`` is not heard of any more but goes on, so that
+    its late results must be refused.  Both are found out after ``detect_seconds``.  At each time of
+    ``joins`` another worker comes.  ``cancels`` names jobs by their number in the order in which
+    the simulation submits them.
+    """
+
+    deaths: tuple[tuple[float, int], ...] = ()
+    silences: tuple[tuple[float, int], ...] = ()
+    joins: tuple[float, ...] = ()
+    cancels: tuple[tuple[float, int], ...] = ()
+    detect_seconds: float = 3.0
+
+    @classmethod
+    def random_deaths(cls, num_workers: int, share: float, *, within: float, seed: int) -> "Faults":
+        """Let this share of the workers die at random times of the first ``within`` seconds."""
+        rng = random.Random(seed)
+        victims = rng.sample(range(num_workers), round(share * num_workers))
+        return cls(deaths=tuple(sorted((rng.uniform(0, within), victim) for victim in victims)))

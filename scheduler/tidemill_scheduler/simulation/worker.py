@@ -1,0 +1,321 @@
+"""A simulated worker: one continuous batch, chunked prefill, a paged KV cache, and no tokens."""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from tidemill.protocol.messages import FinishedSequence, KvEvents, KvSnapshot, WorkerInfo
+from tidemill.protocol.prefix import ROUTING_STRIDE
+from tidemill.protocol.step_cost import StepCost
+from tidemill_scheduler.simulation.cluster import Cluster
+from tidemill_scheduler.simulation.decoding import DecodeBatch
+from tidemill_scheduler.simulation.kv_cache import KvCache
+from tidemill_scheduler.simulation.sequence import Sequence
+from tidemill_scheduler.simulation.workload import pack_key
+
+#: Classes of priority: interactive, standard, batch.
+_CLASSES = (0, 1, 2)
+_BATCH_CLASS = 2
+
+
+@dataclass(slots=True)
+class SimStatus:
+    """What ``WorkerStatus`` has, without the validation that a hundred million steps cannot pay."""
+
+    last_command: str
+    num_running: int
+    num_waiting: int
+    waiting_tokens: int
+    free_blocks: int
+    step_seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    finished: tuple[FinishedSequence, ...]
+    step_cost: StepCost
+    num_preemptions: int = 0
+    draining: bool = False
+    step: None = None
+
+
+class SimWorker:
+    """Steps as a real worker does; whoever owns it tells it the time.
+
+    The prompt's tokens and the output's are reserved when a sequence is admitted, so none is ever
+    preempted.  In each class one prefill at a time is incomplete.
+    """
+
+    def __init__(self, number: int, cluster: Cluster, tokens_per_hash: int) -> None:
+        self.number = number
+        self._cluster = cluster
+        self._block_size = tokens_per_hash // ROUTING_STRIDE
+        self.info = WorkerInfo(
+            worker_id=f"w{number:04d}",
+            model=cluster.model,
+            block_size=self._block_size,
+            num_blocks=max(1, cluster.kv_tokens // self._block_size),
+            max_num_seqs=cluster.max_seqs,
+            max_num_batched_tokens=cluster.step_tokens,
+            wire_version=1,
+        )
+        self.id = self.info.worker_id
+        self.cache = KvCache(self.info.num_blocks)
+        self._reserve = math.ceil(cluster.watermark * self.info.num_blocks)
+        self._ceiling = int(cluster.batch_ceiling * self.info.num_blocks)
+        self._decoding = DecodeBatch(cluster.cost)
+        self._queues: tuple[deque[Sequence], ...] = (deque(), deque(), deque())
+        self._partials: list[Sequence | None] = [None, None, None]
+        self._num_running = 0
+        self._queued_tokens = (-1, 0)
+        self._last_command = "0-0"
+        self._kv_seq = 0
+        # The step under way.
+        self._chunks: list[tuple[Sequence, int]] = []
+        self._steps = 0
+        self._began_at = 0.0
+        self._seconds = 0.0
+        self._budget = 0
+        self._time_left = math.inf
+        self._finished: list[Sequence] = []
+        self._to_cancel: list[Sequence] = []
+        #: Sequences admitted since their owner looked last.
+        self.admitted: list[Sequence] = []
+        self.is_busy = False
+        #: Sums over its life.
+        self.busy_seconds = 0.0
+        self.num_steps = 0
+        self.hit_tokens = 0
+        self.computed_tokens = 0
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+
+    def receive(self, seq: Sequence) -> bool:
+        """Take a sequence in; whether it might be admitted before the running steps are over."""
+        self._last_command = seq.command
+        if seq.is_cancelled:
+            return False
+        seq.is_delivered = True
+        queues = self._queues[: seq.priority_class + 1]
+        might_run = not any(queues) and self._num_running < self._cluster.max_seqs
+        self._queues[seq.priority_class].append(seq)
+        self._queued_tokens = (-1, 0)
+        return might_run
+
+    def begin(self, now: float) -> float | None:
+        """Start the next step, or all up to the next change; returns when it ends, None if idle."""
+        self._plan()
+        if self._chunks:
+            self._steps, self._seconds = 1, self._step_seconds()
+        elif self._decoding.count:
+            self._steps = self._decoding.steps_to_end() if self._cluster.macro_steps else 1
+            self._seconds = self._decoding.seconds(self._steps)
+        else:
+            return None
+        self.is_busy, self._began_at = True, now
+        return now + self._seconds
+
+    def interrupt(self, now: float) -> float | None:
+        """End many steps taken at once after the one under way; returns when, None if unchanged."""
+        if self._steps == 1:
+            return None
+        steps = self._decoding.steps_within(now - self._began_at)
+        if steps >= self._steps:
+            return None
+        self._steps, self._seconds = steps, self._decoding.seconds(steps)
+        return max(now, self._began_at + self._seconds)
+
+    def complete(self, now: float) -> list[Sequence]:
+        """End the step; returns the sequences that are finished."""
+        self.is_busy = False
+        self.busy_seconds += self._seconds
+        self.num_steps += self._steps
+        self.output_tokens += self._decoding.count * self._steps
+        self._decoding.advance(self._steps)
+        finished: list[Sequence] = []
+        for seq, _ in self._chunks:
+            if not self._cluster.publish_at_schedule:
+                self._publish(seq)
+            if not seq.num_left:
+                self._produce_first(seq, now, finished)
+        finished += self._decoding.pop_ended()
+        for seq in finished:
+            self._release(seq)
+        for seq in self._to_cancel:
+            if seq not in finished:
+                self._abort(seq)
+        self._to_cancel.clear()
+        self._finished += finished
+        return finished
+
+    def cancel(self, seq: Sequence) -> None:
+        """Drop a sequence, at once if it waits, after the step under way if it runs."""
+        if not seq.blocks:
+            self._queues[seq.priority_class].remove(seq)
+            self._queued_tokens = (-1, 0)
+        elif self.is_busy:
+            self._to_cancel.append(seq)
+        else:
+            self._abort(seq)
+
+    def status(self) -> SimStatus:
+        """Return what a real worker would report now; finished sequences are told once."""
+        finished = tuple(
+            FinishedSequence.model_construct(
+                job_id=seq.job_id, cached_tokens=seq.hit_tokens, output_tokens=seq.output_tokens
+            )
+            for seq in self._finished
+        )
+        self._finished.clear()
+        partial_tokens = sum(seq.num_left for seq in self._partials if seq is not None)
+        return SimStatus(
+            self._last_command,
+            self._num_running,
+            sum(map(len, self._queues)),
+            self._count_queued_tokens() + partial_tokens,
+            self.cache.num_free,
+            self._seconds / self._steps if self._steps else 0.0,
+            self.prompt_tokens,
+            self.hit_tokens,
+            self.output_tokens,
+            finished,
+            self._cluster.cost,
+        )
+
+    def kv_events(self) -> KvEvents | None:
+        """Return what changed in the cache since the last call, None if nothing did."""
+        stored, evicted = self.cache.take_changes()
+        if not stored and not evicted:
+            return None
+        self._kv_seq += 1
+        return KvEvents.model_construct(
+            seq=self._kv_seq, stored=pack_key(stored), evicted=pack_key(evicted)
+        )
+
+    def kv_snapshot(self) -> KvSnapshot:
+        """Return all that is in the cache."""
+        return KvSnapshot(seq=self._kv_seq, digests=pack_key(self.cache.digests()))
+
+    def _plan(self) -> None:
+        self._chunks = []
+        self._budget = self._cluster.step_tokens - self._decoding.count
+        self._time_left = self._spare_seconds()
+        is_blocked = False
+        for priority_class in _CLASSES:
+            partial, queue = self._partials[priority_class], self._queues[priority_class]
+            if partial is not None:
+                self._compute(partial)
+            while queue and self._budget > 0 and not is_blocked:
+                is_blocked = not self._admit(queue[0])
+                if not is_blocked:
+                    self._compute(queue.popleft())
+
+    def _spare_seconds(self) -> float:
+        slo, cost, decoding = self._cluster.tpot_slo_seconds, self._cluster.cost, self._decoding
+        if not slo or not decoding.num_prompt:
+            return math.inf
+        return max(0.0, slo - decoding.seconds(1))
+
+    def _admit(self, seq: Sequence) -> bool:
+        cache = self.cache
+        if self._num_running >= self._cluster.max_seqs:
+            return False
+        depth = cache.find(seq.chain)
+        num_blocks = -(-(seq.input_tokens + seq.output_tokens) // self._block_size)
+        num_new = cache.count_new(seq.chain, depth, num_blocks)
+        if not self._has_room(cache.num_pinned + num_new, seq.priority_class):
+            return False
+        cache.reserve(seq.chain, depth, num_new)
+        seq.blocks, seq.depth, seq.published = num_blocks, depth, depth
+        # The last token is computed even if all are there: its logits are needed.
+        tokens = depth * self._block_size * ROUTING_STRIDE
+        seq.hit_tokens = seq.num_done = min(seq.input_tokens - 1, tokens)
+        self.prompt_tokens += seq.input_tokens
+        self.hit_tokens += seq.hit_tokens
+        self._num_running += 1
+        self._queued_tokens = (-1, 0)
+        self.admitted.append(seq)
+        return True
+
+    def _has_room(self, num_pinned: int, priority_class: int) -> bool:
+        capacity = self.info.num_blocks
+        if not self._num_running:
+            return num_pinned <= capacity
+        if priority_class == _BATCH_CLASS and num_pinned > self._ceiling:
+            return False
+        return num_pinned <= capacity - self._reserve
+
+    def _compute(self, seq: Sequence) -> None:
+        left = seq.num_left
+        chunk = min(left, self._budget)
+        if self._time_left != math.inf:
+            chunk = min(chunk, self._affordable(seq))
+        if chunk > 0:
+            self._chunks.append((seq, chunk))
+            seq.num_done += chunk
+            self.computed_tokens += chunk
+            self._budget -= chunk
+            if self._cluster.publish_at_schedule:
+                self._publish(seq)
+        if chunk < left:
+            self._partials[seq.priority_class] = seq
+            self._budget = 0
+        else:
+            self._partials[seq.priority_class] = None
+
+    def _affordable(self, seq: Sequence) -> int:
+        """The most tokens of a prefill that fit in the time left, one block in a step at least."""
+        cost, time_left = self._cluster.cost, self._time_left
+        linear = cost.per_token + cost.per_pair * seq.num_done
+        root = math.sqrt(linear * linear + 2 * cost.per_pair * time_left)
+        # The other form of the solution, which is exact when attention costs nothing.
+        tokens = int(2 * time_left / (linear + root)) if linear + root > 0 else self._budget
+        if not self._chunks:
+            tokens = max(tokens, self._block_size)
+        tokens = min(tokens, self._budget, seq.num_left)
+        spent = linear * tokens + cost.per_pair * tokens * tokens / 2
+        self._time_left = max(0.0, time_left - spent)
+        return tokens
+
+    def _publish(self, seq: Sequence) -> None:
+        end = min(len(seq.chain), seq.num_done // (self._block_size * ROUTING_STRIDE))
+        if end > seq.published:
+            self.cache.publish(seq.chain[seq.published : end])
+            seq.published = end
+
+    def _step_seconds(self) -> float:
+        cost, tokens, pairs = self._cluster.cost, 0, 0
+        for seq, chunk in self._chunks:
+            tokens += chunk
+            pairs += chunk * (seq.num_done - chunk) + chunk * (chunk - 1) // 2
+        return self._decoding.seconds(1) + cost.per_token * tokens + cost.per_pair * pairs
+
+    def _produce_first(self, seq: Sequence, now: float, finished: list[Sequence]) -> None:
+        seq.first_token_at = now
+        self.output_tokens += 1
+        if seq.output_tokens == 1:
+            finished.append(seq)
+        else:
+            self._decoding.add(seq)
+
+    def _release(self, seq: Sequence) -> None:
+        self.cache.free(seq.held, seq.num_unpublished)
+        self._num_running -= 1
+
+    def _abort(self, seq: Sequence) -> None:
+        if self._partials[seq.priority_class] is seq:
+            self._partials[seq.priority_class] = None
+        else:
+            self._decoding.cancel(seq)
+        self._release(seq)
+
+    def _count_queued_tokens(self) -> int:
+        version, tokens = self._queued_tokens
+        if version != self.cache.version:
+            per_hash = self._block_size * ROUTING_STRIDE
+            tokens = sum(
+                max(1, seq.input_tokens - per_hash * self.cache.find(seq.chain))
+                for queue in self._queues
+                for seq in queue
+            )
+            self._queued_tokens = (self.cache.version, tokens)
+        return tokens
