@@ -1,0 +1,61 @@
+"""How long the output of a tenant's jobs tends to be: pure."""
+
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from tidemill_scheduler.jobs import WaitingJob
+
+#: What is expected of tenants that are not known, in tokens.
+DEFAULT_TOKENS = 256
+
+#: So many outputs a mean remembers, and a quantile is taken of.
+_MEMORY = 32
+_WINDOW = 64
+
+_MAX_TENANTS = 10_000
+
+
+@dataclass(slots=True)
+class _History:
+    count: int = 0
+    mean: float = 0.0
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+
+    def add(self, tokens: int) -> None:
+        """A plain mean at first, then one whose older values fade."""
+        self.count += 1
+        self.mean += (tokens - self.mean) / min(self.count, _MEMORY)
+        self.recent.append(tokens)
+
+
+class OutputLengths:
+    """Learns from finished jobs; remembers the tenants that finished jobs last, 10,000 at most."""
+
+    def __init__(self) -> None:
+        self._histories: OrderedDict[str, _History] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._histories)
+
+    def observe(self, tenant: str, tokens: int) -> None:
+        """Note that a job of a tenant ended after so many output tokens."""
+        history = self._histories.setdefault(tenant, _History())
+        self._histories.move_to_end(tenant)
+        history.add(tokens)
+        if len(self._histories) > _MAX_TENANTS:
+            self._histories.popitem(last=False)
+
+    def expected(self, job: WaitingJob) -> int:
+        """Return the mean output of the tenant, at least 1 and within the job's own bound."""
+        history = self._histories.get(job.tenant)
+        mean = DEFAULT_TOKENS if history is None else max(1, round(history.mean))
+        return min(mean, job.max_tokens) if job.max_tokens else mean
+
+    def p90(self, tenant: str) -> int:
+        """Return what nine of ten outputs of the tenant do not exceed, of the last 64."""
+        history = self._histories.get(tenant)
+        if history is None:
+            return DEFAULT_TOKENS
+        recent = sorted(history.recent)
+        return recent[math.ceil(0.9 * len(recent)) - 1]

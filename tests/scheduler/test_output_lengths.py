@@ -1,0 +1,77 @@
+"""What the outputs of a tenant's next jobs are expected to come to."""
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.policy.output_lengths import DEFAULT_TOKENS, OutputLengths
+
+
+def job(tenant: str = "t", max_tokens: int = 0) -> WaitingJob:
+    return WaitingJob("job_00x", f"p1:{tenant}", "1-0", "m", max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize(("max_tokens", "expected"), [(0, 256), (100, 100), (4_000, 256)])
+def test_an_unknown_tenant_is_expected_to_use_its_bound_or_256_tokens(
+    max_tokens: int, expected: int
+) -> None:
+    assert OutputLengths().expected(job(max_tokens=max_tokens)) == expected
+
+
+@given(tokens=st.lists(st.integers(0, 10_000), min_size=1, max_size=32))
+def test_the_first_outputs_count_alike(tokens: list[int]) -> None:
+    lengths = OutputLengths()
+    for number in tokens:
+        lengths.observe("t", number)
+    expected = lengths.expected(job())
+    assert expected == pytest.approx(max(1.0, statistics.fmean(tokens)), abs=0.5001)
+
+
+@given(tokens=st.lists(st.integers(0, 10_000), min_size=1, max_size=64))
+def test_nine_of_ten_outputs_do_not_exceed_the_p90_and_a_smaller_one_does_not_do(
+    tokens: list[int],
+) -> None:
+    lengths = OutputLengths()
+    for number in tokens:
+        lengths.observe("t", number)
+    p90 = lengths.p90("t")
+    assert sum(number <= p90 for number in tokens) >= 0.9 * len(tokens)
+    assert sum(number < p90 for number in tokens) < 0.9 * len(tokens)
+
+
+def test_a_bound_of_the_job_goes_before_the_mean() -> None:
+    lengths = OutputLengths()
+    lengths.observe("t", 700)
+    assert lengths.expected(job(max_tokens=50)) == 50
+    assert lengths.expected(job(max_tokens=5_000)) == 700
+
+
+def test_what_a_tenant_does_now_outweighs_what_it_did() -> None:
+    lengths = OutputLengths()
+    for _ in range(500):
+        lengths.observe("t", 1_000)
+    for _ in range(100):
+        lengths.observe("t", 10)
+    # (31/32)^100 of the difference is left.
+    assert lengths.expected(job()) == pytest.approx(10 + 990 * (31 / 32) ** 100, abs=1)
+    assert lengths.p90("t") == 10
+
+
+def test_tenants_are_told_apart() -> None:
+    lengths = OutputLengths()
+    lengths.observe("chatty", 900)
+    assert lengths.expected(job("terse")) == lengths.p90("terse") == DEFAULT_TOKENS
+
+
+def test_the_tenants_that_finished_nothing_for_longest_are_forgotten() -> None:
+    lengths = OutputLengths()
+    for number in range(10_000):
+        lengths.observe(f"t{number}", 7)
+    lengths.observe("t0", 7)
+    lengths.observe("one-more", 7)
+    assert len(lengths) == 10_000
+    assert lengths.p90("t0") == 7
+    assert lengths.p90("t1") == DEFAULT_TOKENS
