@@ -1,0 +1,110 @@
+"""The workers of one model, and how fast each of them is."""
+
+from collections.abc import Iterable, Iterator, KeysView
+
+from tidemill.protocol.messages import WorkerStatus
+from tidemill.protocol.step_cost import StepCost
+from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.workers import Worker
+
+_DEFAULT_COST = StepCost()
+
+#: A worker not heard of lately counts as busy for so long: it may be about to be found dead.
+_STALE_SECONDS = 60.0
+
+#: Weight of the newest step in the rate of a worker that has not fitted its own costs yet.
+_RATE_SHARE = 0.2
+
+
+class Fleet:
+    """Answers for every worker id; raises ``KeyError`` for one that is not here."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+        self._costs: dict[str, StepCost] = {}
+        self._stale: frozenset[str] = frozenset()
+        #: Prompt tokens that all workers compute in a second; 0 without workers.
+        self.tokens_per_second = 0.0
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def __contains__(self, worker_id: object) -> bool:
+        return worker_id in self._workers
+
+    def __getitem__(self, worker_id: str) -> Worker:
+        return self._workers[worker_id]
+
+    def get(self, worker_id: str) -> Worker | None:
+        """Return a worker if it is here."""
+        return self._workers.get(worker_id)
+
+    def ids(self) -> KeysView[str]:
+        """The ids of all workers."""
+        return self._workers.keys()
+
+    def add(self, worker: Worker) -> None:
+        """Take in a worker, of whose speed nothing is known."""
+        self._workers[worker.info.worker_id] = worker
+        self._set_cost(worker.info.worker_id, _DEFAULT_COST)
+
+    def remove(self, worker_id: str) -> None:
+        """Forget a worker."""
+        self.tokens_per_second -= _speed(self._costs.pop(worker_id))
+        del self._workers[worker_id]
+        if not self._workers:
+            self.tokens_per_second = 0.0
+
+    def look_around(self, fresh_since: float) -> None:
+        """Note who was not heard of since then."""
+        self._stale = frozenset(i for i, w in self._workers.items() if w.heard_at <= fresh_since)
+
+    def learn(self, worker_id: str, status: WorkerStatus) -> None:
+        """Take in what a status says about the worker's speed."""
+        if worker_id in self._stale:
+            self._stale -= {worker_id}
+        if status.step_cost is not None:
+            self._set_cost(worker_id, status.step_cost)
+        elif (step := status.step) is not None and step.prefill_tokens and step.seconds:
+            measured = step.seconds / (step.prefill_tokens + step.decode_tokens)
+            known = self._costs[worker_id]
+            is_first = known is _DEFAULT_COST
+            share = 1.0 if is_first else _RATE_SHARE
+            per_token = known.per_token + share * (measured - known.per_token)
+            # All of the time is put down to tokens until the worker can tell the terms apart.
+            cost = StepCost(base=0.0, per_token=per_token, per_pair=0.0, per_context=0.0)
+            self._set_cost(worker_id, cost)
+
+    def cost(self, worker_id: str) -> StepCost:
+        """Return what steps of a worker cost."""
+        return self._costs[worker_id]
+
+    def busy_seconds(self, worker_id: str) -> float:
+        """Return how long a worker has to prefill what it was given already."""
+        seconds = self._workers[worker_id].outstanding_tokens * self._costs[worker_id].per_token
+        return seconds + _STALE_SECONDS if worker_id in self._stale else seconds
+
+    def decode_load(self, worker_id: str) -> float:
+        """Return the share of a worker's sequence slots in use."""
+        worker = self._workers[worker_id]
+        return worker.num_seqs / worker.info.max_num_seqs
+
+    def can_hold(self, worker_id: str, job: WaitingJob) -> bool:
+        """Whether a job fits into the worker's KV pool at all."""
+        return self._workers[worker_id].can_hold(job)
+
+    def with_ids(self, worker_ids: Iterable[str]) -> dict[str, Worker]:
+        """Return some of the workers by id, without those that are gone."""
+        return {i: worker for i in worker_ids if (worker := self._workers.get(i)) is not None}
+
+    def _set_cost(self, worker_id: str, cost: StepCost) -> None:
+        known = self._costs.get(worker_id)
+        self.tokens_per_second += _speed(cost) - (_speed(known) if known else 0.0)
+        self._costs[worker_id] = cost
+
+
+def _speed(cost: StepCost) -> float:
+    return 1.0 / cost.per_token if cost.per_token else 0.0

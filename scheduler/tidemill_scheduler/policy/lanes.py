@@ -1,0 +1,220 @@
+"""The waiting jobs of one model, and whose turn it is."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from sortedcontainers import SortedDict
+
+from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.policy.ageing import NUM_CLASSES, Ageing, class_of
+from tidemill_scheduler.policy.fair_share import DeficitRoundRobin
+from tidemill_scheduler.policy.fifo_lanes import FifoLanes
+from tidemill_scheduler.policy.fleet import Fleet
+from tidemill_scheduler.policy.interactive_lane import InteractiveLane
+from tidemill_scheduler.policy.prefix_order import PrefixOrder
+from tidemill_scheduler.policy.residency import Residency
+from tidemill_scheduler.policy.settings import PolicySettings
+from tidemill_scheduler.policy.tenant_line import TenantLine
+
+#: While jobs wait that have risen in class, so many others go out between two of theirs.
+MAX_PASSED = 7
+
+#: Priorities without jobs are remembered up to this number, with what their tenants owe.
+_MAX_LINES = 32
+
+#: Whether a worker gives up half of a group it works on; None where nothing is to be taken over.
+Yields = Callable[[str], bool] | None
+
+
+class Lanes:
+    """Orders by class, then by integer priority, then by tenant, then by lane.
+
+    Jobs given back by a dead or draining worker come before everything, in prefix order: their
+    readers have been waiting.  The classes interactive, standard and batch share the workers by
+    weight while all of them wait.  Inside a class the lower integer goes first.  A job that has
+    risen to the class that is served, see ``Ageing``, brings all jobs of its priority along, so
+    that a common prefix stays together: after ``MAX_PASSED`` others one of that priority is next,
+    and where several have risen, the one with the longest waiting job is.
+    """
+
+    def __init__(
+        self,
+        waiting: Mapping[str, WaitingJob],
+        fleet: Fleet,
+        residency: Residency,
+        tokens_per_hash: int,
+        settings: PolicySettings,
+        *,
+        age_seconds: float,
+        weight_of: Callable[[str], float],
+    ) -> None:
+        self._fleet = fleet
+        self._residency = residency
+        self._tokens_per_hash = tokens_per_hash
+        self._settings = settings
+        self._weight_of = weight_of
+        self._lines: SortedDict[int, TenantLine] = SortedDict()
+        self._ageing = Ageing(waiting, age_seconds)
+        self._shares: DeficitRoundRobin[int, str] = DeficitRoundRobin(settings.class_quantum)
+        # All classes take part from the start, those without jobs keep their places.
+        for rank in range(NUM_CLASSES):
+            self._shares.activate(rank, settings.class_weights[rank])
+        self._busy: set[int] = set()
+        self._num_passed = 0
+        self._requeued = self._make_order()
+        self._num_jobs = [0] * NUM_CLASSES
+        #: Prompt tokens that wait in each class, shared ones included.
+        self.tokens = [0] * NUM_CLASSES
+
+    def __len__(self) -> int:
+        return len(self._requeued) + sum(self._num_jobs)
+
+    @property
+    def num_requeued(self) -> int:
+        """How many jobs wait that were given back."""
+        return len(self._requeued)
+
+    @property
+    def work(self) -> tuple[float, float, float]:
+        """Prompt tokens that wait in each class and that no neighbour computes."""
+        work = [0.0] * NUM_CLASSES
+        for priority, line in self._lines.items():
+            work[class_of(priority)] += line.work
+        return (work[0] + self._requeued.work, work[1], work[2])
+
+    def num_tenants(self, rank: int) -> int:
+        """Return how many tenants have jobs in a class."""
+        lines = [line for priority, line in self._lines.items() if class_of(priority) == rank]
+        return len({tenant for line in lines for tenant in line.tenants})
+
+    def add(self, job: WaitingJob, now: float) -> str | None:
+        """Let a job wait; returns the worker that may take it next, if that is known."""
+        if job.attempts:
+            self._requeued.add(job)
+            return None
+        rank = class_of(job.priority)
+        if job.priority not in self._lines:
+            self._lines[job.priority] = self._make_line()
+        self._busy.add(rank)
+        self._num_jobs[rank] += 1
+        self.tokens[rank] += job.cost
+        self._ageing.add(job)
+        line: TenantLine = self._lines[job.priority]
+        return line.add(job, now, is_interactive=self._is_interactive(rank))
+
+    def remove(self, job: WaitingJob) -> None:
+        """Take a job out; raises ``KeyError``."""
+        if job.attempts:
+            self._requeued.remove(job.job_id)
+            return
+        self._lines[job.priority].remove(job)
+        self._left(job)
+
+    def take(self, job: WaitingJob, worker_id: str, tokens: float, now: float) -> None:
+        """Take a job out for a worker, at so many tokens to the account of class and tenant."""
+        if job.attempts:
+            self._requeued.take(job, worker_id)
+            return
+        rank = class_of(job.priority)
+        risen = self._risen(self._first_of(rank), now)
+        self._num_passed = self._num_passed + 1 if risen not in (None, job.priority) else 0
+        self._lines[job.priority].take(job, worker_id, tokens, now)
+        self._shares.charge(worker_id, rank, tokens)
+        self._left(job)
+
+    def adjust(self, job: WaitingJob, tokens: float) -> None:
+        """Correct what the tenant of a job that went out was charged."""
+        line = self._lines.get(job.priority)
+        if line is not None:
+            line.adjust(job.tenant, tokens)
+
+    def next_for(self, worker_id: str, now: float, yields: Yields) -> WaitingJob | None:
+        """Return a worker's next job; with ``yields``, of another's share if it has none."""
+        if len(self._requeued):
+            job = self._requeued.peek(worker_id)
+            if job is None and yields and self._requeued.claim_range(worker_id, yields):
+                job = self._requeued.peek(worker_id)
+            if job is not None:
+                return job
+        while (rank := self._shares.turn(worker_id, self._busy)) is not None:
+            for line in self._lines_of(rank, now):
+                job = line.next_for(worker_id, now, yields)
+                if job is not None:
+                    return job
+            self._shares.skip(worker_id)
+        return None
+
+    def is_bound(self, job: WaitingJob) -> bool:
+        """Whether a job waits in the interactive lane, which has chosen its worker."""
+        line = None if job.attempts else self._lines.get(job.priority)
+        return line is not None and line.is_bound(job)
+
+    def walks(self, worker_id: str) -> WaitingJob | None:
+        """Return the next job of the batch lane that is the worker's to walk, if there is one."""
+        return next((j for line in self._lines.values() if (j := line.walks(worker_id))), None)
+
+    def follower(self, job: WaitingJob, worker_id: str) -> tuple[WaitingJob, PrefixOrder] | None:
+        """Return who comes after a job that was taken for a worker from the batch lane."""
+        line = None if job.attempts else self._lines.get(job.priority)
+        return None if line is None else line.follower(job, worker_id)
+
+    def refresh(self, worker_id: str) -> None:
+        """Note that a worker has told of itself."""
+        for line in self._lines.values():
+            line.refresh(worker_id)
+
+    def release(self, worker_id: str, now: float) -> None:
+        """Forget a worker's place."""
+        self._requeued.release(worker_id)
+        self._shares.remove_server(worker_id)
+        for line in self._lines.values():
+            line.release(worker_id, now)
+
+    def _lines_of(self, rank: int, now: float) -> Iterator[TenantLine]:
+        if self._num_passed >= MAX_PASSED:
+            risen = self._risen(self._first_of(rank), now)
+            if risen is not None:
+                yield self._lines[risen]
+        lines = self._lines.items()
+        yield from (line for priority, line in lines if line and class_of(priority) == rank)
+
+    def _first_of(self, rank: int) -> int:
+        """The integer that goes first in a class that has jobs."""
+        return int(next(p for p, line in self._lines.items() if class_of(p) == rank and line))
+
+    def _risen(self, priority: int, now: float) -> int | None:
+        """The priority that is to get a turn although another one is ahead of it."""
+        if len(self._lines) < 2:
+            return None
+        job = self._ageing.risen(priority, now)
+        return None if job is None else job.priority
+
+    def _is_interactive(self, rank: int) -> bool:
+        if rank and not len(self._fleet):
+            return False
+        limit = self._settings.scan_seconds[rank]
+        return self.tokens[rank] <= limit * self._fleet.tokens_per_second
+
+    def _left(self, job: WaitingJob) -> None:
+        rank = class_of(job.priority)
+        self._num_jobs[rank] -= 1
+        self.tokens[rank] -= job.cost
+        if not self._lines[job.priority] and len(self._lines) > _MAX_LINES:
+            del self._lines[job.priority]
+        if not self._num_jobs[rank]:
+            self._busy.discard(rank)
+
+    def _make_line(self) -> TenantLine:
+        lane = InteractiveLane(self._residency, self._fleet)
+        return TenantLine(
+            lane,
+            self._make_order,
+            quantum=self._settings.tenant_quantum,
+            weight_of=self._weight_of,
+        )
+
+    def _make_order(self) -> PrefixOrder:
+        return PrefixOrder(self._fleet.ids(), self._tokens_per_hash)
+
+
+#: Either order of a model's waiting jobs.
+AnyLanes = Lanes | FifoLanes

@@ -1,0 +1,234 @@
+"""Which of a model's workers takes which of its waiting jobs."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+from heapq import heapify, heappop, heappush
+
+from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.policy.accounts import Accounts
+from tidemill_scheduler.policy.fleet import Fleet
+from tidemill_scheduler.policy.hints import Hints
+from tidemill_scheduler.policy.lanes import AnyLanes
+from tidemill_scheduler.policy.residency import Residency
+from tidemill_scheduler.workers import Worker, reluctance
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """A decision: this job to this worker, expected to prefill ``tokens`` uncached tokens."""
+
+    job: WaitingJob
+    worker_id: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Now, and since when a worker must have been heard of to get jobs, and not as the last one."""
+
+    now: float
+    silent_since: float
+    fresh_since: float
+
+
+class Placement:
+    """Fills the workers that may have room, the least loaded first.
+
+    A worker is looked at after something happened to it: a status, a job bound to it, a job that
+    came while it was idle.  So an event costs the same however many workers there are.
+    """
+
+    def __init__(
+        self,
+        waiting: dict[str, WaitingJob],
+        lanes: AnyLanes,
+        fleet: Fleet,
+        residency: Residency,
+        accounts: Accounts,
+        hints: Hints,
+        *,
+        tokens_per_hash: int,
+        group_depth: int,
+    ) -> None:
+        self._waiting = waiting
+        self._accounts = accounts
+        self._hints = hints
+        self._lanes = lanes
+        self._fleet = fleet
+        self._residency = residency
+        self._tokens_per_hash = tokens_per_hash
+        self._group_depth = group_depth
+        # Workers to look at, and those that found nothing although they have room.
+        self._ready: dict[str, None] = {}
+        self._idle: dict[str, None] = {}
+        self._heap: list[tuple[bool, float, str]] = []
+        self._moment = Moment(0.0, 0.0, 0.0)
+        # Set when the least loaded worker found nothing to take over: then nobody would.
+        self._is_barren = False
+        #: Jobs taken out because the worker whose turn they were cannot hold them.
+        self.too_large: list[WaitingJob] = []
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether another run could decide more at once."""
+        return bool(self._ready and len(self._lanes)) or bool(self.too_large)
+
+    def wake(self, worker_id: str) -> None:
+        """Look at a worker in the next run."""
+        self._idle.pop(worker_id, None)
+        self._ready[worker_id] = None
+
+    def wake_idle(self) -> None:
+        """Look at one of those that found nothing; it wakes the next one when it is full."""
+        if self._idle:
+            self._ready[self._idle.popitem()[0]] = None
+
+    def wake_all(self) -> None:
+        """Look at every worker."""
+        self._idle.clear()
+        self._ready = dict.fromkeys(self._fleet.ids())
+
+    def forget(self, worker_id: str) -> None:
+        """Never look at a worker again."""
+        self._idle.pop(worker_id, None)
+        self._ready.pop(worker_id, None)
+
+    def run(self, limit: int, moment: Moment, barred: Collection[str] = ()) -> list[Dispatch]:
+        """Decide up to ``limit`` times; whom it fills is charged.  ``barred`` workers wait."""
+        self._begin(moment, barred)
+        dispatches: list[Dispatch] = []
+        while self._heap and len(self._lanes) and len(dispatches) + len(self.too_large) < limit:
+            worker = self._fleet[heappop(self._heap)[2]]
+            job = self._next_for(worker)
+            if job is None:
+                self._idle[worker.info.worker_id] = None
+                self._is_barren = True
+            elif not (target := self._target_of(job, worker)).can_hold(job):
+                self._set_aside(job)
+                self._push(worker)
+            elif (dispatch := self._place(job, target)) is None:
+                self._rouse()
+            else:
+                dispatches.append(dispatch)
+                self._after(worker, target)
+        self._end()
+        return dispatches
+
+    def _begin(self, moment: Moment, barred: Collection[str]) -> None:
+        self._moment = moment
+        self.too_large = []
+        self._is_barren = False
+        kept = [worker_id for worker_id in self._ready if worker_id in barred]
+        workers = self._fleet.with_ids(self._ready).values()
+        self._ready = dict.fromkeys(kept)
+        self._heap = [
+            self._rank(worker)
+            for worker in workers
+            if worker.info.worker_id not in self._ready and self._is_open(worker)
+        ]
+        heapify(self._heap)
+
+    def _end(self) -> None:
+        # With jobs left, their turn did not come; without, they found nothing.
+        rest = self._ready if len(self._lanes) else self._idle
+        rest.update((worker_id, None) for _, _, worker_id in self._heap)
+        self._heap = []
+
+    def _is_open(self, worker: Worker) -> bool:
+        is_silent = worker.heard_at < self._moment.silent_since
+        return worker.has_credit and not worker.is_draining and not is_silent
+
+    def _next_for(self, worker: Worker) -> WaitingJob | None:
+        yields = None if self._is_barren else partial(self._yields, thief=worker)
+        return self._lanes.next_for(worker.info.worker_id, self._moment.now, yields)
+
+    def _target_of(self, job: WaitingJob, worker: Worker) -> Worker:
+        target = self._home_of(job, worker) or worker
+        if target.can_hold(job) and target.info.worker_id != job.last_worker:
+            return target
+        others = (w for w in self._fleet if self._is_open(w) and w.fits(job, self.uncached(job, w)))
+        fresh_since = self._moment.fresh_since
+        return min(others, key=lambda w: reluctance(w, job, fresh_since), default=target)
+
+    def _set_aside(self, job: WaitingJob) -> None:
+        self._lanes.remove(job)
+        self.too_large.append(job)
+
+    def _place(self, job: WaitingJob, target: Worker) -> Dispatch | None:
+        tokens = self.uncached(job, target)
+        if not target.fits(job, tokens):
+            return None
+        worker_id = target.info.worker_id
+        price = self._accounts.price(job, tokens)
+        is_bound = self._lanes.is_bound(job)
+        self._lanes.take(job, worker_id, price, self._moment.now)
+        del self._waiting[job.job_id]
+        self._residency.dispatched(worker_id, job.kv_key)
+        self._accounts.charged(worker_id, job, price)
+        if not is_bound:
+            self._hints.dispatched(job, worker_id)
+        target.reserve(job.job_id, tokens)
+        return Dispatch(job, worker_id, tokens)
+
+    def _home_of(self, job: WaitingJob, worker: Worker) -> Worker | None:
+        """The worker that has the job's prefix, if it has time and no walk to interrupt."""
+        key = job.kv_key
+        has_it = self._residency.depth(worker.info.worker_id, key) >= self._group_depth
+        if has_it or self._lanes.is_bound(job):
+            return None
+        for worker_id, _ in self._residency.holders(key, self._group_depth):
+            home = self._fleet.get(worker_id)
+            if home is not None and self._is_free(home, worker, job):
+                return home
+        return None
+
+    def _is_free(self, home: Worker, worker: Worker, job: WaitingJob) -> bool:
+        if not self._is_open(home) or self._gives_way(home, worker):
+            return False
+        if self._lanes.walks(home.info.worker_id) is not None:
+            return False
+        return home.fits(job, self.uncached(job, home))
+
+    def _yields(self, owner_id: str, thief: Worker) -> bool:
+        owner = self._fleet.get(owner_id)
+        if owner is None or not self._is_open(owner) or self._gives_way(owner, thief):
+            return True
+        job = self._lanes.walks(owner_id)
+        return job is not None and not owner.fits(job, self.uncached(job, owner))
+
+    def uncached(self, job: WaitingJob, worker: Worker) -> int:
+        """Return how many tokens of a job's prompt a worker would have to compute."""
+        depth = self._residency.depth(worker.info.worker_id, job.kv_key)
+        return max(1, job.cost - depth * self._tokens_per_hash)
+
+    def _after(self, worker: Worker, target: Worker) -> None:
+        self._push(worker)
+        if target is not worker and not any(e[2] == target.info.worker_id for e in self._heap):
+            self._push(target)
+        # One is enough: it takes over from who is full, and wakes the next once it is full itself.
+        if self._idle and _is_crowded(target, self._fleet[next(reversed(self._idle))]):
+            self._rouse()
+
+    def _rouse(self) -> None:
+        if self._idle:
+            self._push(self._fleet[self._idle.popitem()[0]])
+            self._is_barren = False
+
+    def _push(self, worker: Worker) -> None:
+        if self._is_open(worker):
+            heappush(self._heap, self._rank(worker))
+
+    def _rank(self, worker: Worker) -> tuple[bool, float, str]:
+        return (self._is_stale(worker), worker.load, worker.info.worker_id)
+
+    def _gives_way(self, owner: Worker, other: Worker) -> bool:
+        is_silent = self._is_stale(owner) and not self._is_stale(other)
+        return is_silent or _is_crowded(owner, other)
+
+    def _is_stale(self, worker: Worker) -> bool:
+        return worker.heard_at <= self._moment.fresh_since
+
+
+def _is_crowded(owner: Worker, other: Worker) -> bool:
+    return owner.num_seqs - other.num_seqs >= owner.seq_slack
