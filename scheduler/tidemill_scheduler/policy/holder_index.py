@@ -1,0 +1,42 @@
+"""Which workers have which routing hash."""
+
+from collections.abc import Iterable, Iterator
+
+
+class HolderIndex:
+    """A set of workers for each hash, as an integer with one bit for each worker.
+
+    Callers add only what the worker lacks and discard only what it has.
+    """
+
+    def __init__(self) -> None:
+        #: Hash to the bits of its holders, never zero.
+        self.bits: dict[bytes, int] = {}
+
+    def add(self, digests: Iterable[bytes], bit: int) -> None:
+        """Note that the worker of ``bit`` got these."""
+        bits = self.bits
+        for digest in digests:
+            before = bits.get(digest)
+            # Most hashes have one holder: these share its one integer, of up to 160 bytes.
+            bits[digest] = bit if before is None else before | bit
+
+    def discard(self, digests: Iterable[bytes], bit: int) -> None:
+        """Note that the worker of ``bit`` lost these."""
+        bits = self.bits
+        for digest in digests:
+            rest = bits[digest] ^ bit
+            if rest:
+                bits[digest] = rest
+            else:
+                del bits[digest]
+
+
+def bits_from(bits: int, start: int) -> Iterator[int]:
+    """Yield the numbers of the bits set, from ``start`` upwards and then from 0."""
+    upper = bits >> start << start
+    for part in (upper, bits ^ upper):
+        while part:
+            lowest = part & -part
+            yield lowest.bit_length() - 1
+            part ^= lowest

@@ -1,0 +1,170 @@
+"""Which worker's prefix cache holds, or is about to hold, which prefixes."""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import islice
+
+from tidemill.protocol.messages import KvEvents
+from tidemill_scheduler.policy.holder_index import HolderIndex, bits_from
+from tidemill_scheduler.policy.routing_hashes import depth_within, hash_at, split_key
+from tidemill_scheduler.policy.worker_cache import WorkerCache
+
+#: Workers that ``Residency.holders`` names at most.
+MAX_HOLDERS = 8
+
+#: Tokens from which on a shared prefix makes a group.
+GROUP_TOKENS = 128
+
+
+class Residency:
+    """The prefix caches of a model's workers, told by their events, and a shadow of what is sent.
+
+    All keys are ``WaitingJob.kv_key``: hashes that stand for ``tokens_per_hash`` tokens each.
+    Caches are prefix-closed, since tails leave before what they hang on.  A prefix is *cold* where
+    nobody has it, *warming* where only jobs on their way bring it, *warm* where a cache holds it.
+    A wrong answer costs a prefill, never correctness.
+    """
+
+    def __init__(self, tokens_per_hash: int) -> None:
+        self.tokens_per_hash = tokens_per_hash
+        #: Hashes from which on a shared prefix makes a group.
+        self.group_depth = max(1, -(-GROUP_TOKENS // tokens_per_hash))
+        self._caches: dict[str, WorkerCache] = {}
+        self._resident = HolderIndex()
+        self._shadow = HolderIndex()
+        self._ids: list[str] = []
+        self._free_slots: list[int] = []
+
+    def add_worker(self, worker_id: str, capacity_hashes: int) -> None:
+        """Follow a worker, with nothing in its cache, which has room for ``capacity_hashes``."""
+        self.remove_worker(worker_id)
+        # The lowest number, so that the sets stay small.
+        slot = heappop(self._free_slots) if self._free_slots else len(self._ids)
+        self._ids[slot : slot + 1] = [worker_id]
+        self._caches[worker_id] = WorkerCache(slot, capacity_hashes)
+
+    def remove_worker(self, worker_id: str) -> None:
+        """Forget a worker, if it is known, and what it holds, in time proportional to that."""
+        cache = self._caches.pop(worker_id, None)
+        if cache is None:
+            return
+        self._resident.discard(cache.resident, cache.bit)
+        self._shadow.discard(cache.shadow, cache.bit)
+        heappush(self._free_slots, cache.slot)
+
+    def apply(self, worker_id: str, events: KvEvents) -> bool:
+        """Follow a batch of a worker's events; raises ``KeyError`` for an unknown worker.
+
+        Returns False, and changes nothing, where batches before it are missing: only a snapshot
+        helps then.  A batch that is known already is ignored.
+        """
+        cache = self._caches[worker_id]
+        if events.seq > cache.seq + 1:
+            return False
+        if events.seq == cache.seq + 1:
+            self._see(cache)
+            self._resident.add(cache.store(split_key(events.stored)), cache.bit)
+            self._resident.discard(cache.evict(split_key(events.evicted)), cache.bit)
+            cache.seq = events.seq
+        return True
+
+    def reset(self, worker_id: str, seq: int, digests: bytes) -> None:
+        """Take a snapshot for what a worker holds after its batch ``seq``; raises ``KeyError``."""
+        cache = self._caches[worker_id]
+        self._see(cache)
+        held = split_key(digests)
+        self._resident.discard(cache.evict(cache.resident.difference(held)), cache.bit)
+        self._resident.add(cache.store(held), cache.bit)
+        cache.seq = seq
+
+    def dispatched(self, worker_id: str, key: bytes) -> None:
+        """Count a job that is sent to a worker, until it arrives there or is forgotten."""
+        cache = self._caches[worker_id]
+        self._shadow.add(cache.expect(split_key(key)), cache.bit)
+
+    def arrived(self, worker_id: str, key: bytes) -> None:
+        """Note that a job that was sent shows in the worker's own account from now on.
+
+        A worker that sends no events is believed to hold the job's prefixes.
+        """
+        cache = self._caches.get(worker_id)
+        if cache is None:
+            return
+        digests = split_key(key)
+        if cache.is_blind:
+            self._resident.add(cache.store(digests), cache.bit)
+            self._resident.discard(cache.evict(cache.guess(digests)), cache.bit)
+        self._shadow.discard(cache.settle(digests), cache.bit)
+
+    def forget(self, worker_id: str, key: bytes) -> None:
+        """Note that a job that was sent will leave nothing in the worker's cache."""
+        cache = self._caches.get(worker_id)
+        if cache is not None:
+            self._shadow.discard(cache.settle(split_key(key)), cache.bit)
+
+    def depth(self, worker_id: str, key: bytes, near: int | None = None) -> int:
+        """Return how many leading hashes of ``key`` the worker holds or is about to.
+
+        ``near`` is a guess that saves look-ups where it is right.  Raises ``KeyError``.
+        """
+        cache = self._caches[worker_id]
+        return depth_within(key, cache.resident, cache.shadow, near)
+
+    def resident_depth(self, worker_id: str, key: bytes) -> int:
+        """Return how many leading hashes of ``key`` the worker holds; raises ``KeyError``."""
+        return depth_within(key, self._caches[worker_id].resident, ())
+
+    def holders(self, key: bytes, least_depth: int) -> list[tuple[str, int]]:
+        """Return up to ``MAX_HOLDERS`` workers with at least so many leading hashes of ``key``.
+
+        Each with its depth, the deepest first.  Which of many equally deep ones depends on the
+        key, so that different prompts with a common beginning do not all see the same few.
+        """
+        found: list[tuple[str, int]] = []
+        seen = 0
+        least_depth = max(1, least_depth)
+        depth = depth_within(key, self._resident.bits, self._shadow.bits)
+        while depth >= least_depth and len(found) < MAX_HOLDERS:
+            fresh = self._bits_at(key, depth) & ~seen
+            ids = islice(self._ids_from(fresh, key), MAX_HOLDERS - len(found))
+            found += [(worker_id, depth) for worker_id in ids]
+            seen |= fresh
+            depth = self._deepest_of_others(key, least_depth, depth - 1, seen)
+        return found
+
+    def warming(self, key: bytes, depth: int) -> str | None:
+        """Return a worker to which jobs bring the first ``depth`` hashes of ``key``.
+
+        None if a cache holds them already, or nobody is about to.
+        """
+        digest = hash_at(key, depth)
+        if digest in self._resident.bits:
+            return None
+        bits = self._shadow.bits.get(digest, 0)
+        return self._ids[next(bits_from(bits, 0))] if bits else None
+
+    def _see(self, cache: WorkerCache) -> None:
+        self._resident.discard(cache.see(), cache.bit)
+
+    def _deepest_of_others(self, key: bytes, low: int, high: int, seen: int) -> int:
+        """The greatest depth from ``low`` to ``high`` with holders not ``seen``, or 0.
+
+        Holders only become more towards the root.
+        """
+        if low > high or not self._bits_at(key, low) & ~seen:
+            return 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._bits_at(key, middle) & ~seen:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _bits_at(self, key: bytes, depth: int) -> int:
+        digest = hash_at(key, depth)
+        return self._resident.bits.get(digest, 0) | self._shadow.bits.get(digest, 0)
+
+    def _ids_from(self, bits: int, key: bytes) -> Iterator[str]:
+        start = int.from_bytes(key[-8:]) % len(self._ids)
+        return (self._ids[slot] for slot in bits_from(bits, start))
