@@ -14,7 +14,7 @@ BROKER_TESTS := tests/protocol tests/sdk tests/scheduler tests/worker tests/cras
 export OMP_WAIT_POLICY ?= passive
 export GOMP_SPINCOUNT  ?= 0
 
-.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check bench bench-queue chaos soak clean
+.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check bench bench-queue bench-rag chaos soak clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -69,6 +69,9 @@ soak: $(STAMP) ## Chaos, seed after seed, until 200,000 jobs and 2,000 kills (AR
 
 bench-queue: $(STAMP) ## What each queue function costs beside plain pipelines, by durability level
 	@$(BIN)/python benchmarks/queue_bench.py $(ARGS)
+
+bench-rag: $(STAMP) ## Prefill tokens of 2,000 RAG jobs in prefix and FIFO order (ARGS="--jobs 100 --data FILE")
+	@$(BIN)/python benchmarks/rag_e2e.py $(ARGS)
 
 clean: ## Remove the virtual environment and caches
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
