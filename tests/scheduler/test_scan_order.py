@@ -1,0 +1,551 @@
+"""The order of bulk jobs, checked against a trie and against its promises."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from support.waiting_jobs import key_of, make_job
+from tidemill.protocol.prefix import ROUTING_HASH_BYTES
+from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.policy import prefix_list
+from tidemill_scheduler.policy.prefix_order import MAX_FOLLOWERS, PrefixOrder, group_depth
+
+TOKENS = 64
+DEPTH = 2
+WORKERS = ("a", "b", "c")
+paths = st.lists(st.integers(0, 2), max_size=5).map(tuple)
+many_paths = st.lists(paths, max_size=60)
+turns_of_workers = st.lists(st.sampled_from(WORKERS), min_size=1, max_size=20)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks that a few jobs fill, so that ranges span several."""
+    monkeypatch.setattr(prefix_list, "CHUNK_SIZE", 4)
+    monkeypatch.setattr(prefix_list, "_SMALL_CHUNK", 2)
+
+
+@dataclass
+class TrieNode:
+    """A node of a radix tree that stores its jobs in order of arrival."""
+
+    jobs: list[str] = field(default_factory=list)
+    children: dict[bytes, "TrieNode"] = field(default_factory=dict)
+
+    def insert(self, key: bytes, job_id: str) -> None:
+        node = self
+        for start in range(0, len(key), ROUTING_HASH_BYTES):
+            label = key[start : start + ROUTING_HASH_BYTES]
+            node = node.children.setdefault(label, TrieNode())
+        node.jobs.append(job_id)
+
+    def walk(self) -> list[str]:
+        below = [job for label in sorted(self.children) for job in self.children[label].walk()]
+        return self.jobs + below
+
+
+def new_order(*workers: str) -> PrefixOrder:
+    return PrefixOrder(dict.fromkeys(workers), TOKENS)
+
+
+def pop(order: PrefixOrder, worker: str, *, yields: bool = True) -> WaitingJob | None:
+    job = order.peek(worker)
+    if job is None and order.claim_range(worker, lambda owner: yields):
+        job = order.peek(worker)
+    if job is not None:
+        order.take(job, worker)
+    return job
+
+
+def pop_all(order: PrefixOrder, worker: str) -> list[WaitingJob]:
+    return [job for _ in range(len(order)) if (job := pop(order, worker))]
+
+
+def group_of(job: WaitingJob) -> bytes:
+    """What a job shares with its group; a job with a shorter key is a group of its own."""
+    size = DEPTH * ROUTING_HASH_BYTES
+    return job.key[:size] if len(job.key) >= size else job.job_id.encode()
+
+
+def num_runs(jobs: list[WaitingJob]) -> int:
+    return len(list(groupby(jobs, key=group_of)))
+
+
+def add_all(
+    order: PrefixOrder, all_paths: Sequence[tuple[int, ...]], cost: int = 1
+) -> list[WaitingJob]:
+    jobs = [make_job(path, cost=cost) for path in all_paths]
+    for job in jobs:
+        order.add(job)
+    return jobs
+
+
+class OrderAndModel(RuleBasedStateMachine):
+    """Random work of three workers that come and go; what waits is known from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers: dict[str, None] = {}
+        self.order = PrefixOrder(self.workers, TOKENS)
+        self.waiting: dict[str, WaitingJob] = {}
+
+    @rule(all_paths=st.lists(st.tuples(paths, st.integers(0, 400)), max_size=20))
+    def add(self, all_paths: list[tuple[tuple[int, ...], int]]) -> None:
+        for path, cost in all_paths:
+            job = make_job(path, cost=cost)
+            self.order.add(job)
+            self.waiting[job.job_id] = job
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def come(self, worker: str) -> None:
+        self.workers[worker] = None
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def vanish(self, worker: str) -> None:
+        self.workers.pop(worker, None)
+        self.order.release(worker)
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), yields=st.booleans())
+    def serve(self, data: st.DataObject, yields: bool) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.workers)))
+        waits = bool(self.waiting)
+        job = pop(self.order, worker, yields=yields)
+        if job is not None:
+            assert self.waiting.pop(job.job_id) is job
+        elif yields:
+            assert not waits
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), worker=st.sampled_from(WORKERS))
+    def take_any(self, data: st.DataObject, worker: str) -> None:
+        job = data.draw(st.sampled_from(list(self.waiting.values())))
+        self.order.take(job, worker)
+        del self.waiting[job.job_id]
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(list(self.waiting.values())))
+        assert self.order.remove(job.job_id) is job
+        del self.waiting[job.job_id]
+
+    @invariant()
+    def counts_what_waits(self) -> None:
+        assert len(self.order) == len(self.waiting)
+        assert all(job_id in self.order for job_id in self.waiting)
+        assert (self.order.work > 0) == bool(self.waiting)
+        assert self.order.work <= sum(most_work(job) for job in self.waiting.values())
+
+    @invariant()
+    def no_two_workers_are_at_the_same_job(self) -> None:
+        nexts = [job.job_id for w in WORKERS if (job := self.order.peek(w))]
+        assert len(nexts) == len(set(nexts))
+        assert all(job_id in self.waiting for job_id in nexts)
+
+    def teardown(self) -> None:
+        served = {job.job_id for job in pop_all(self.order, "a")}
+        assert served == set(self.waiting)
+        assert len(self.order) == self.order.work == 0
+
+
+TestOrderAndModel = OrderAndModel.TestCase
+TestOrderAndModel.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+
+
+def most_work(job: WaitingJob) -> int:
+    return max(1, job.cost, TOKENS * len(job.key) // ROUTING_HASH_BYTES)
+
+
+@given(many_paths)
+def test_one_worker_walks_the_radix_tree_depth_first(all_paths: list[tuple[int, ...]]) -> None:
+    order = new_order("a")
+    trie = TrieNode()
+    for job in add_all(order, all_paths):
+        trie.insert(job.key, job.job_id)
+
+    walked = [job.job_id for job in pop_all(order, "a")]
+
+    assert walked == trie.walk()
+    assert len(order) == 0
+
+
+@given(many_paths, turns_of_workers)
+def test_workers_together_get_every_job_once(
+    all_paths: list[tuple[int, ...]], turns: list[str]
+) -> None:
+    order = new_order(*WORKERS)
+    jobs = add_all(order, all_paths)
+
+    got = [job.job_id for turn in range(len(jobs)) if (job := pop(order, turns[turn % len(turns)]))]
+
+    assert sorted(got) == sorted(job.job_id for job in jobs)
+
+
+@given(many_paths, turns_of_workers, st.sampled_from((("a",), WORKERS)))
+def test_a_group_whose_owner_does_not_yield_is_cut_only_when_an_epoch_begins(
+    all_paths: list[tuple[int, ...]], turns: list[str], workers: tuple[str, ...]
+) -> None:
+    order = new_order(*workers)
+    jobs = add_all(order, all_paths)
+    served: dict[str, list[WaitingJob]] = {worker: [] for worker in WORKERS}
+
+    # A worker that finds nothing steps aside; the one that has the group goes on.
+    turn = 0
+    while len(order):
+        worker = (*turns, *WORKERS)[turn % (len(turns) + len(WORKERS))]
+        if job := pop(order, worker, yields=False):
+            served[worker].append(job)
+        turn += 1
+
+    # Three parts of equal work may have two cuts through groups.
+    num_pieces = sum(num_runs(jobs) for jobs in served.values())
+    assert num_pieces <= len({group_of(job) for job in jobs}) + len(workers) - 1
+
+
+@given(many_paths, turns_of_workers)
+def test_each_stolen_range_costs_at_most_one_more_run_of_a_group(
+    all_paths: list[tuple[int, ...]], turns: list[str]
+) -> None:
+    order = new_order("a")
+    add_all(order, all_paths)
+    served: dict[str, list[WaitingJob]] = {worker: [] for worker in WORKERS}
+    num_claims = 0
+
+    for turn in range(len(order)):
+        worker = turns[turn % len(turns)]
+        num_claims += order.peek(worker) is None
+        job = pop(order, worker)
+        assert job is not None
+        served[worker].append(job)
+
+    groups = {group_of(job) for jobs in served.values() for job in jobs}
+    assert sum(num_runs(jobs) for jobs in served.values()) <= len(groups) + num_claims
+
+
+@dataclass
+class Arrival:
+    """What the order looked like when a job arrived."""
+
+    epoch: int
+    work_before: int
+
+
+@dataclass
+class Witness:
+    """Follows the work that goes out of an order, and what its epochs began with."""
+
+    order: PrefixOrder
+    arrivals: dict[str, Arrival] = field(default_factory=dict)
+    began_with: dict[int, int] = field(default_factory=lambda: {0: 0})
+    done: int = 0
+
+    def arrive(self, job: WaitingJob) -> None:
+        self.arrivals[job.job_id] = Arrival(self.order.epoch, self.done)
+        self.order.add(job)
+
+    def serve(self, worker: str) -> None:
+        before = self.order.work
+        job = pop(self.order, worker)
+        if job is not None:
+            self._check(job, before)
+
+    def serve_other(self, worker: str, job: WaitingJob) -> None:
+        before = self.order.work
+        self.order.take(job, worker)
+        self._check(job, before)
+
+    def _check(self, job: WaitingJob, before: int) -> None:
+        # Where the epoch began with this very call, all that waited was its work.
+        self.began_with.setdefault(self.order.epoch, before)
+        arrival = self.arrivals.pop(job.job_id)
+        assert self.order.epoch <= arrival.epoch + 1
+        later = self.began_with.get(arrival.epoch + 1, 0)
+        bound = 1.25 * (self.began_with[arrival.epoch] + later)
+        self.done += before - self.order.work
+        assert self.done - arrival.work_before <= bound
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(WORKERS),
+        st.booleans(),
+        st.lists(st.tuples(st.booleans(), paths, st.integers(1, 400)), max_size=4),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(many_paths, steps)
+def test_nobody_waits_longer_than_two_epochs_whatever_arrives(
+    all_paths: list[tuple[int, ...]],
+    script: list[tuple[str, bool, list[tuple[bool, tuple[int, ...], int]]]],
+) -> None:
+    order = new_order(*WORKERS)
+    witness = Witness(order)
+
+    for path in all_paths:
+        witness.arrive(make_job(path, cost=len(path) * TOKENS))
+    at: dict[str, bytes] = {}
+    for worker, takes_others, newcomers in script:
+        if job := order.peek(worker):
+            at[worker] = job.key
+        if takes_others and job:
+            # As a worker does that has the job's prefix, and is not in this range.
+            witness.serve_other(WORKERS[WORKERS.index(worker) - 1], job)
+        else:
+            witness.serve(worker)
+        for pushes_in, path, cost in newcomers:
+            # The adversary extends what the worker is at, which may join the running epoch.
+            job = make_job(path, cost=cost)
+            witness.arrive(replace(job, key=at.get(worker, b"") + job.key) if pushes_in else job)
+    while len(order):
+        witness.serve("a")
+
+    assert not witness.arrivals
+
+
+@given(many_paths)
+def test_work_is_what_one_worker_with_a_large_cache_computes(
+    all_paths: list[tuple[int, ...]],
+) -> None:
+    order = new_order("a")
+    add_all(order, all_paths)
+    nodes = {path[:end] for path in all_paths for end in range(1, len(path) + 1)}
+    # Something is left of every job: the last token of a repeated prompt is computed anew.
+    num_repeated = len(all_paths) - len(set(all_paths) - {()})
+
+    assert order.work == TOKENS * len(nodes) + num_repeated
+
+
+def test_a_job_that_extends_the_current_group_joins_the_epoch() -> None:
+    order = new_order("a")
+    add_all(order, [(1, 1, 1), (1, 1, 2), (2, 2, 1), (2, 2, 2)])
+    first = pop(order, "a")
+    assert first is not None
+    group = next(path for path in ((1, 1), (2, 2)) if key_of(path) == first.key[:16])
+
+    joins, waits = make_job((*group, 7), cost=50), make_job((9, 9, 9), cost=50)
+    order.add(joins)
+    order.add(waits)
+
+    served = [job.job_id for job in pop_all(order, "a")]
+    assert joins.job_id in served[:2]
+    assert served[-1] == waits.job_id
+
+
+def test_a_job_joins_the_group_that_its_worker_comes_to_next() -> None:
+    order = new_order("a")
+    groups = sorted([(1, 1), (2, 2), (3, 3)], key=key_of)
+    add_all(order, [(*group, label) for group in groups for label in (1, 2)])
+    # Nothing was served yet; only the first group is next.
+    assert order.peek("a") is not None
+    near, far = make_job((*groups[0], 7)), make_job((*groups[1], 7))
+
+    order.add(near)
+    order.add(far)
+
+    served = [job.job_id for job in pop_all(order, "a")]
+    assert near.job_id in served[:3]
+    assert served[-1] == far.job_id
+
+
+def test_joiners_take_a_quarter_of_the_epochs_work_at_most() -> None:
+    order = new_order("a")
+    # The first computes its two blocks and all of them 100 tokens of their own.
+    add_all(order, [(1, 1)] * 8, cost=2 * TOKENS + 100)
+    assert order.work == 2 * TOKENS + 8 * 100
+    pop(order, "a")
+
+    add_all(order, [(1, 1)] * 20, cost=2 * TOKENS + 100)
+
+    served = 0
+    while order.epoch == 1 and pop(order, "a"):
+        served += order.epoch == 1
+    assert served == 7 + 2
+
+
+def test_a_removed_job_is_not_served() -> None:
+    order = new_order("a")
+    current = add_all(order, [(1,)] * 3)
+    pop(order, "a")
+    upcoming = add_all(order, [(2,)] * 3)
+
+    order.remove(current[1].job_id)
+    order.remove(upcoming[1].job_id)
+
+    rest = [job.job_id for job in pop_all(order, "a")]
+    assert rest == [current[2].job_id, upcoming[0].job_id, upcoming[2].job_id]
+
+
+def test_a_job_that_waits_already_is_refused() -> None:
+    order = new_order("a")
+    served, waits = add_all(order, [(1,), (1,)])
+    pop(order, "a")
+
+    with pytest.raises(ValueError, match=waits.job_id):
+        order.add(waits)
+
+    order.add(served)
+    assert pop_all(order, "a") == [waits, served]
+
+
+def test_a_job_that_does_not_wait_cannot_be_taken() -> None:
+    order = new_order("a")
+    job = make_job((1,))
+
+    with pytest.raises(KeyError):
+        order.take(job, "a")
+    with pytest.raises(KeyError):
+        order.remove(job.job_id)
+
+
+def test_the_range_of_a_released_worker_is_taken_over_whole() -> None:
+    order = new_order("a", "b")
+    add_all(order, [(1, 1, 1)] * 6)
+    pop(order, "a")
+    pop(order, "b")
+
+    order.release("a")
+
+    served = [pop(order, "b", yields=False) for _ in range(4)]
+    assert None not in served
+
+
+def test_a_new_epoch_begins_for_each_worker_where_it_is() -> None:
+    order = new_order("a", "b")
+    add_all(order, [(label, label) for label in range(6)])
+    at: dict[str, bytes] = {}
+    for _ in range(3):
+        for worker in ("a", "b"):
+            job = pop(order, worker)
+            assert job is not None
+            at[worker] = job.key
+    followers = {
+        worker: WaitingJob("f" + worker, "p1:d", "9-9", "m", at[worker], 10)
+        for worker in ("a", "b")
+    }
+
+    for follower in followers.values():
+        order.add(follower)
+
+    for worker, follower in followers.items():
+        assert pop(order, worker, yields=False) == follower
+
+
+def test_a_worker_goes_on_in_its_group_and_then_comes_to_what_sorts_before_it() -> None:
+    order = new_order("a")
+    groups = sorted([(label, label) for label in range(5)], key=key_of)
+    add_all(order, [groups[2]])
+    pop(order, "a")
+    add_all(order, groups)
+
+    served = [job.key for job in pop_all(order, "a")]
+
+    assert served == [key_of(group) for group in groups[2:] + groups[:2]]
+
+
+def test_an_epoch_begins_with_ranges_of_equal_work() -> None:
+    order = new_order(*WORKERS)
+    # The jobs of some are ten times those of others, so equal counts would not do.
+    for number in range(300):
+        order.add(make_job((number,), cost=64 + 640 * (number % 2)))
+    total = order.work
+
+    shares = dict.fromkeys(WORKERS, 0)
+    for worker in WORKERS:
+        while job := order.peek(worker):
+            order.take(job, worker)
+            shares[worker] += job.cost
+
+    assert sum(shares.values()) == total
+    assert max(shares.values()) - min(shares.values()) <= 2 * (64 + 640)
+
+
+def test_ranges_are_cut_between_groups_if_that_is_near() -> None:
+    order = new_order("a", "b")
+    groups = [(label, label) for label in range(40)]
+    add_all(order, [(*group, label) for group in groups for label in range(2)])
+
+    served = {worker: [] for worker in ("a", "b")}  # type: dict[str, list[WaitingJob]]
+    for worker in served:
+        while job := order.peek(worker):
+            order.take(job, worker)
+            served[worker].append(job)
+
+    assert {group_of(job) for job in served["a"]} & {group_of(job) for job in served["b"]} == set()
+
+
+def test_a_thief_takes_half_of_the_work_and_not_half_of_the_jobs() -> None:
+    order = new_order("a")
+    *small, big = sorted(((label,) for label in range(20)), key=key_of)
+    add_all(order, small, cost=64)
+    (costly,) = add_all(order, [big], cost=19 * 64)
+    assert order.peek("a") is not None
+
+    assert order.claim_range("b", lambda owner: True)
+
+    assert order.peek("b") == costly
+
+
+def test_a_thief_takes_from_the_range_with_the_most_work() -> None:
+    order = new_order("a", "b")
+    add_all(order, [(label,) for label in range(20)], cost=64)
+    while order.peek("a"):
+        pop(order, "a")
+    left = [job for _ in range(3) if (job := pop(order, "b"))]
+    assert len(left) == 3
+
+    assert order.claim_range("c", lambda owner: True)
+
+    stolen, kept = [], []
+    while job := order.peek("c"):
+        order.take(job, "c")
+        stolen.append(job)
+    while job := order.peek("b"):
+        order.take(job, "b")
+        kept.append(job)
+    assert abs(len(stolen) - len(kept)) <= 1 and len(stolen) + len(kept) == 7
+
+
+def test_a_worker_that_has_a_jobs_prefix_may_take_it_out_of_anothers_range() -> None:
+    order = new_order("a", "b")
+    add_all(order, [(label, 0) for label in range(8)])
+    job = order.peek("a")
+    assert job is not None
+
+    order.take(job, "b")
+
+    assert order.peek("a") not in (None, job)
+    assert len(order) == 7
+    assert len({j.job_id for j in pop_all(order, "a")} - {job.job_id}) == 7
+
+
+def test_followers_are_those_of_the_workers_range_with_the_prefix_of_its_next_job() -> None:
+    order = new_order("a")
+    first, second = sorted([(1, 1), (2, 2)], key=key_of)
+    add_all(order, [(*first, 1), (*first, 1, 1), (*first, 2), second])
+
+    assert order.followers("a", 2) == 3
+    assert order.followers("a", 0) == 4
+    pop(order, "a")
+    assert order.followers("a", 2) == 2
+    assert order.followers("nobody", 2) == 0
+
+
+def test_followers_are_counted_to_a_limit() -> None:
+    order = new_order("a")
+    add_all(order, [(1, 1)] * (MAX_FOLLOWERS + 5))
+
+    assert order.followers("a", 2) == MAX_FOLLOWERS
+
+
+@pytest.mark.parametrize(("tokens", "depth"), [(64, 2), (128, 1), (256, 1), (32, 4), (48, 3)])
+def test_a_group_shares_128_tokens_whatever_the_block_size(tokens: int, depth: int) -> None:
+    assert group_depth(tokens) == depth
