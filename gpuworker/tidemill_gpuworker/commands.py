@@ -2,12 +2,15 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import redis
 
+from tidemill.protocol.codec import unpack
+from tidemill.protocol.errors import MalformedMessage
 from tidemill.protocol.messages import CommandKind
+from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_gpuworker import metrics
 
 _log = logging.getLogger(__name__)
@@ -22,12 +25,17 @@ BEGIN = "0-0"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One entry of the command stream; ``job_id`` is empty for a drain."""
+    """One entry of the command stream.
+
+    Runs and cancels have ``job_id`` and ``fence``; a hint has ``refs``, how many waiting jobs will
+    use the prefix up to each routing hash.
+    """
 
     entry_id: str
     kind: CommandKind
     job_id: str = ""
     fence: int = 0
+    refs: Mapping[bytes, int] = field(default_factory=dict)
 
 
 def parse_command(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Command | None:
@@ -36,11 +44,25 @@ def parse_command(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Command | N
         kind = CommandKind(fields[b"k"].decode())
         if kind is CommandKind.DRAIN:
             return Command(entry_id.decode(), kind)
+        if kind is CommandKind.HINT:
+            return Command(entry_id.decode(), kind, refs=_parse_refs(fields[b"h"]))
         return Command(entry_id.decode(), kind, fields[b"j"].decode(), int(fields[b"f"]))
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, MalformedMessage):
         _log.warning("command %r is not understood and skipped", entry_id)
         metrics.BAD_COMMANDS.inc()
         return None
+
+
+def _parse_refs(data: bytes) -> dict[bytes, int]:
+    refs = unpack(data)
+    if not isinstance(refs, dict):
+        raise ValueError("hints are no map")
+    for digest, count in refs.items():
+        if not isinstance(digest, bytes) or len(digest) != ROUTING_HASH_BYTES:
+            raise ValueError("a hint is for no routing hash")
+        if type(count) is not int or count < 0:
+            raise ValueError("a hint counts no jobs")
+    return refs
 
 
 class CommandReader:

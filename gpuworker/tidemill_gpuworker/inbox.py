@@ -1,6 +1,7 @@
 """What the other threads tell the step loop."""
 
 import queue
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidemill_gpuworker.claims import Claim, Refusal
@@ -22,6 +23,14 @@ class Cancelled:
     command_id: str
     job_id: str
     fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hinted:
+    """How many waiting jobs will use the prefix up to each routing hash, 0 for no more."""
+
+    command_id: str
+    refs: Mapping[bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ class Woken:
     """Something the loop waits for may have changed."""
 
 
-Message = Claimed | Cancelled | Lost | DrainAsked | ThreadDied | Woken
+Message = Claimed | Cancelled | Hinted | Lost | DrainAsked | ThreadDied | Woken
 
 
 class Inbox:

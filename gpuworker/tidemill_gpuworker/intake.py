@@ -7,7 +7,7 @@ from tidemill.protocol.messages import CommandKind
 from tidemill.service.runtime import crash_point
 from tidemill_gpuworker.claims import Claim, ClaimLoader, Refusal
 from tidemill_gpuworker.commands import Command
-from tidemill_gpuworker.inbox import Cancelled, Claimed, DrainAsked, Inbox, Message
+from tidemill_gpuworker.inbox import Cancelled, Claimed, DrainAsked, Hinted, Inbox, Message
 from tidemill_gpuworker.jobs import JobTable
 
 _log = logging.getLogger(__name__)
@@ -46,4 +46,6 @@ class Intake:
 def _other(command: Command) -> Message:
     if command.kind is CommandKind.DRAIN:
         return DrainAsked(command_id=command.entry_id)
+    if command.kind is CommandKind.HINT:
+        return Hinted(command.entry_id, command.refs)
     return Cancelled(command.entry_id, command.job_id, command.fence)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tidemill.protocol.errors import EngineFailed, TidemillError
-from tidemill.protocol.messages import JobEnd, Usage
+from tidemill.protocol.messages import FinishedSequence, JobEnd, Usage
 from tidemill.protocol.states import FinishReason, JobState
 from tidemill_gpuworker import metrics
 from tidemill_gpuworker.claims import Claim, Refusal
@@ -55,6 +55,7 @@ class JobRunner:
         self._isolation = Isolation()
         self._running: dict[str, _Running] = {}
         self._in_engine: dict[str, None] = {}
+        self._departed: list[FinishedSequence] = []
 
     @property
     def has_work(self) -> bool:
@@ -70,6 +71,11 @@ class JobRunner:
     def jobs(self) -> list[Job]:
         """The jobs that have not ended yet."""
         return [running.claim.job for running in self._running.values()]
+
+    def take_departed(self) -> tuple[FinishedSequence, ...]:
+        """Return the jobs that ended or left since the last call, and what they had cost here."""
+        departed, self._departed = self._departed, []
+        return tuple(departed)
 
     def admit(self, claim: Claim) -> None:
         """Run a job; an older attempt of the same job is dropped."""
@@ -94,7 +100,7 @@ class JobRunner:
         """Stop computing an attempt; what it has generated stays with the publisher."""
         running = self._running.get(job.job_id)
         if running is not None and running.claim.job == job:
-            self._remove(job.job_id)
+            self._depart(job.job_id, self._remove(job.job_id))
 
     def step(self) -> None:
         """Run one engine step; an exception costs a repetition, at worst the faulty job."""
@@ -125,6 +131,7 @@ class JobRunner:
             metrics.ENDED_JOBS.labels(end.state).inc()
             self._running.pop(job_id, None)
             self._in_engine.pop(job_id, None)
+            self._depart(job_id, output.seq)
         return Update(job_id, output.new_ids, output.text, end)
 
     def _note_first_token(self, job_id: str, output: StepOutput) -> None:
@@ -138,7 +145,7 @@ class JobRunner:
         generated = self._publisher.generated(claim.job)
         if generated is None:
             # Lost a moment ago; the message about it is on its way.
-            self._remove(job_id)
+            self._depart(job_id, self._remove(job_id))
             return
         try:
             self._engine.add(_sequence(claim, generated))
@@ -150,15 +157,25 @@ class JobRunner:
             self._remove(job_id)
             self._fail(claim.job, failure_of(error, "the job cannot be started"))
 
-    def _remove(self, job_id: str) -> None:
+    def _remove(self, job_id: str) -> Sequence | None:
         self._running.pop(job_id, None)
         self._isolation.discard(job_id)
-        self._leave(job_id)
+        return self._leave(job_id)
 
-    def _leave(self, job_id: str) -> None:
-        if job_id in self._in_engine:
-            self._engine.abort(job_id)
-            del self._in_engine[job_id]
+    def _leave(self, job_id: str) -> Sequence | None:
+        if job_id not in self._in_engine:
+            return None
+        del self._in_engine[job_id]
+        return self._engine.abort(job_id)
+
+    def _depart(self, job_id: str, seq: Sequence | None) -> None:
+        self._departed.append(
+            FinishedSequence(
+                job_id=job_id,
+                cached_tokens=(seq.num_cached_tokens or 0) if seq else 0,
+                output_tokens=len(seq.output_ids) - seq.num_resumed_tokens if seq else 0,
+            )
+        )
 
     def _recover(self, error: Exception) -> None:
         in_engine = list(self._in_engine)
@@ -184,6 +201,7 @@ class JobRunner:
         self._fail(job, failure_of(error, "the engine fails on this job, also when it runs alone"))
 
     def _fail(self, job: Job, failure: Failure) -> None:
+        self._depart(job.job_id, None)
         if failure.may_pass:
             _log.warning("%s: given back: %s", job.job_id, failure.reason)
             self._publisher.close(job, partial(self._give_back, job, failure.reason))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tidemill.protocol.messages import WorkerStatus
 from tidemill_gpuworker import metrics
+from tidemill_gpuworker.cache_news import CacheObserver
 from tidemill_gpuworker.claims import Claim, Refusal
 from tidemill_gpuworker.commands import BEGIN
 from tidemill_gpuworker.engine import Engine
@@ -14,6 +15,7 @@ from tidemill_gpuworker.inbox import (
     Cancelled,
     Claimed,
     DrainAsked,
+    Hinted,
     Inbox,
     Lost,
     Message,
@@ -64,6 +66,7 @@ class Worker:
         self._idle_seconds = idle_seconds
         self._clock = clock
         self._meter = metrics.EngineMeter(parts.engine)
+        self._cache = CacheObserver(parts.engine.step_scheduler.block_manager)
         self._drain_deadline: float | None = None
         self._last_command = BEGIN
         self._error: Exception | None = None
@@ -98,6 +101,9 @@ class Worker:
             case Cancelled(command_id, job_id, fence):
                 self._last_command = command_id
                 self._cancelled(job_id, fence)
+            case Hinted(command_id, refs):
+                self._last_command = command_id
+                self._parts.engine.step_scheduler.block_manager.hint(refs)
             case Lost(job):
                 self._lost(job)
             case DrainAsked(now, command_id):
@@ -172,11 +178,18 @@ class Worker:
         self._drain_deadline = min(deadline, self._drain_deadline or deadline)
 
     def _report(self) -> None:
-        self._parts.status.report(self.status())
+        departed = self._parts.runner.take_departed()
+        status = self.status().model_copy(update={"finished": departed})
+        # What is not told now is told by the next report.
+        news = self._cache.observe() if self._parts.status.takes_news else None
+        self._parts.status.report(status, news)
         metrics.UNPUBLISHED.set(self._parts.publisher.num_unpublished)
 
     def status(self) -> WorkerStatus:
-        """How far the worker is, counting everything up to the last command."""
+        """How far the worker is, counting everything up to the last command.
+
+        Without the sequences that left, which one report tells of.
+        """
         scheduler, figures = self._parts.engine.step_scheduler, self._parts.engine.figures
         return WorkerStatus(
             last_command=self._last_command,

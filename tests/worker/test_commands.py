@@ -6,6 +6,9 @@ import pytest
 import redis
 
 from support.shard import KEYS
+from tidemill.protocol import calls
+from tidemill.protocol.codec import pack
+from tidemill.protocol.functions import run
 from tidemill.protocol.messages import CommandKind
 from tidemill_gpuworker.commands import Command, CommandReader, parse_command
 
@@ -66,6 +69,8 @@ def test_entries_that_make_no_sense_are_passed_over(redis_client: redis.Redis) -
     redis_client.xadd(STREAM, {"k": "dance"})
     redis_client.xadd(STREAM, {"k": "run", "j": "a"})
     redis_client.xadd(STREAM, {"k": "run", "j": "a", "f": "many"})
+    for hints in (b"", b"\xc1", pack([]), pack({b"short": 1}), pack({b"8 bytes!": -1})):
+        redis_client.xadd(STREAM, {"k": "hint", "h": hints})
     last = redis_client.xadd(STREAM, {"x": "y"})
     reader.read()
     assert handler.seen == []
@@ -75,3 +80,15 @@ def test_entries_that_make_no_sense_are_passed_over(redis_client: redis.Redis) -
 def test_a_command_is_parsed_from_its_fields() -> None:
     fields = {b"k": b"run", b"j": b"job_1", b"f": b"7"}
     assert parse_command(b"5-1", fields) == Command("5-1", CommandKind.RUN, "job_1", 7)
+
+
+def test_a_hint_tells_of_prefixes_and_the_jobs_that_wait_for_them(
+    redis_client: redis.Redis,
+) -> None:
+    handler = Handler()
+    reader = CommandReader(redis_client, STREAM, handler, block_ms=10)
+    refs = {b"8 bytes!": 3, bytes(8): 0}
+    _run(redis_client, "a")
+    assert run(redis_client, calls.hint(KEYS, worker_id="wkr_a", refs=refs))
+    reader.read()
+    assert handler.seen[1] == Command(reader.cursor, CommandKind.HINT, refs=refs)
