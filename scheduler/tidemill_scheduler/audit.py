@@ -9,7 +9,7 @@ from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.states import JobState
 from tidemill_scheduler import metrics
 from tidemill_scheduler.ingress import Ingress
-from tidemill_scheduler.scheduler import Scheduler
+from tidemill_scheduler.policy.scheduler import Scheduler
 
 _INTERVAL_SECONDS = 1.0
 _BATCH = 256

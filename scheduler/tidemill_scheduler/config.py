@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import ServiceConfig
-from tidemill_scheduler.ageing import DEFAULT_AGE_SECONDS
+from tidemill_scheduler.policy.ageing import DEFAULT_AGE_SECONDS
 
 #: Shorter ones would lapse during an ordinary pause of a process.
 MIN_LEASE_SECONDS = 0.5

@@ -12,8 +12,8 @@ from tidemill.protocol.functions import run_many_async
 from tidemill.protocol.keys import ShardKeys
 from tidemill_scheduler.attention import Attention
 from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.policy.scheduler import Scheduler
 from tidemill_scheduler.refusal import refuse
-from tidemill_scheduler.scheduler import Scheduler
 
 #: Turns in the length of the patience, and how much of it may pass between two.
 _TURNS = 8

@@ -10,7 +10,7 @@ import redis.asyncio
 from tidemill.protocol.keys import ShardKeys
 from tidemill_scheduler.ingress import Ingress
 from tidemill_scheduler.jobs import WaitingJob, is_queue_name
-from tidemill_scheduler.scheduler import Scheduler
+from tidemill_scheduler.policy.scheduler import Scheduler
 from tidemill_scheduler.tokenize_pool import TokenizePool
 
 #: Pub/sub loses messages, so all queues are looked at this often whatever the bell says.

@@ -23,9 +23,9 @@ from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.leadership import Leadership
 from tidemill_scheduler.libraries import Libraries
 from tidemill_scheduler.measures import Meter
+from tidemill_scheduler.policy.scheduler import Scheduler
 from tidemill_scheduler.reaper import Reaper
 from tidemill_scheduler.retention import Retention
-from tidemill_scheduler.scheduler import Scheduler
 from tidemill_scheduler.tasks import run_together
 from tidemill_scheduler.tokenize_pool import TokenizePool
 from tidemill_scheduler.upkeep import keep_up

@@ -8,8 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.waiting_jobs import make_job
+from tidemill.protocol.messages import WorkerInfo
 from tidemill_scheduler.jobs import WaitingJob
-from tidemill_scheduler.model_queue import MAX_PASSED, ModelQueue
+from tidemill_scheduler.policy.fleet import Fleet
+from tidemill_scheduler.policy.lanes import MAX_PASSED, Lanes
+from tidemill_scheduler.policy.residency import Residency
+from tidemill_scheduler.policy.settings import PolicySettings
+from tidemill_scheduler.workers import Worker
 
 AGE_SECONDS = 10.0
 
@@ -21,21 +26,46 @@ def job_at(
     return replace(job, since=since)
 
 
+WORKER = WorkerInfo(
+    worker_id="w",
+    model="m",
+    num_blocks=1000,
+    max_num_seqs=8,
+    max_num_batched_tokens=512,
+    wire_version=1,
+)
+#: All but the interactive class is put in prefix order, and turns of a class last for long.
+SETTINGS = PolicySettings(scan_seconds=(float("inf"), 0.0, 0.0), class_quantum=100_000)
+
+
 class Mill:
-    """A queue whose one worker takes a job each time it is asked."""
+    """Lanes whose one worker takes a job each time it is asked."""
 
     def __init__(self) -> None:
-        self.queue = ModelQueue(AGE_SECONDS)
+        self.waiting: dict[str, WaitingJob] = {}
+        fleet, residency = Fleet(), Residency(64)
+        fleet.add(Worker(WORKER, 0.0))
+        residency.add_worker("w", 250)
+        self.lanes = Lanes(
+            self.waiting,
+            fleet,
+            residency,
+            64,
+            SETTINGS,
+            age_seconds=AGE_SECONDS,
+            weight_of=lambda tenant: 1.0,
+        )
 
     def add(self, *jobs: WaitingJob) -> None:
         for job in jobs:
-            self.queue.add(job)
+            self.waiting[job.job_id] = job
+            self.lanes.add(job, job.since)
 
     def take(self, now: float) -> WaitingJob:
-        self.queue.now = now
-        job = self.queue.next_for("w", lambda owner: True)
+        job = self.lanes.next_for("w", now, lambda owner: True)
         assert job is not None
-        self.queue.take(job, "w")
+        self.lanes.take(job, "w", 1.0, now)
+        del self.waiting[job.job_id]
         return job
 
     def priorities(self, num: int, now: float) -> list[int]:

@@ -12,7 +12,7 @@ from tidemill.service.redis import connect_async
 from tidemill_scheduler.audit import Audit
 from tidemill_scheduler.ingress import Ingress
 from tidemill_scheduler.jobs import WaitingJob
-from tidemill_scheduler.scheduler import Scheduler
+from tidemill_scheduler.policy.scheduler import Scheduler
 
 #: Entry id of the pointer that a job comes back with.
 NEWER = "9999999999999-0"

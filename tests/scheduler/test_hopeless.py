@@ -17,7 +17,7 @@ from tidemill_scheduler import hopeless
 from tidemill_scheduler.attention import Attention
 from tidemill_scheduler.hopeless import Judge
 from tidemill_scheduler.ingress import Ingress
-from tidemill_scheduler.scheduler import Scheduler
+from tidemill_scheduler.policy.scheduler import Scheduler
 from tidemill_scheduler.worker_watch import WorkerWatch
 
 PATIENCE = 8.0

@@ -59,6 +59,8 @@ class Lanes:
         for rank in range(NUM_CLASSES):
             self._shares.activate(rank, settings.class_weights[rank])
         self._busy: set[int] = set()
+        # The priority ahead of all others of the class whose turn it was last.
+        self._head = 0
         self._num_passed = 0
         self._requeued = self._make_order()
         self._num_jobs = [0] * NUM_CLASSES
@@ -85,6 +87,10 @@ class Lanes:
         """Return how many tenants have jobs in a class."""
         lines = [line for priority, line in self._lines.items() if class_of(priority) == rank]
         return len({tenant for line in lines for tenant in line.tenants})
+
+    def num_jobs(self, rank: int) -> int:
+        """Return how many jobs wait in a class, in the first those given back as well."""
+        return self._num_jobs[rank] + (0 if rank else len(self._requeued))
 
     def add(self, job: WaitingJob, now: float) -> str | None:
         """Let a job wait; returns the worker that may take it next, if that is known."""
@@ -115,7 +121,7 @@ class Lanes:
             self._requeued.take(job, worker_id)
             return
         rank = class_of(job.priority)
-        risen = self._risen(self._first_of(rank), now)
+        risen = self._risen(self._head, now)
         self._num_passed = self._num_passed + 1 if risen not in (None, job.priority) else 0
         self._lines[job.priority].take(job, worker_id, tokens, now)
         self._shares.charge(worker_id, rank, tokens)
@@ -170,8 +176,9 @@ class Lanes:
             line.release(worker_id, now)
 
     def _lines_of(self, rank: int, now: float) -> Iterator[TenantLine]:
+        self._head = self._first_of(rank)
         if self._num_passed >= MAX_PASSED:
-            risen = self._risen(self._first_of(rank), now)
+            risen = self._risen(self._head, now)
             if risen is not None:
                 yield self._lines[risen]
         lines = self._lines.items()

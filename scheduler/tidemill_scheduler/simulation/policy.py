@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from tidemill.protocol.messages import KvEvents, KvSnapshot, WorkerInfo, WorkerStatus
 from tidemill_scheduler.jobs import WaitingJob
-from tidemill_scheduler.placement import Dispatch
+from tidemill_scheduler.policy.placement import Dispatch
 
 
 class Policy(Protocol):
