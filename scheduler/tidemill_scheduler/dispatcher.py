@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis.asyncio
@@ -16,8 +16,9 @@ from tidemill.protocol.states import JobState
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler import metrics
 from tidemill_scheduler.health import Health
-from tidemill_scheduler.placement import Dispatch, Hint
-from tidemill_scheduler.scheduler import Scheduler
+from tidemill_scheduler.policy.hints import Hint
+from tidemill_scheduler.policy.placement import Dispatch
+from tidemill_scheduler.policy.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Dispatcher:
         """
         crash_point("scheduler.before_dispatch")
         num_sent = 0
-        orders: list[Dispatch | Hint] = [*dispatches, *hints]
+        orders: list[Dispatch | Hint] = [*dispatches, *_pieces(hints)]
         for start in range(0, len(orders), _MAX_PIPELINE):
             batch = orders[start : start + _MAX_PIPELINE]
             replies = await run_each_async(self._client, [self._call_of(order) for order in batch])
@@ -129,3 +130,11 @@ class Dispatcher:
         metrics.NOT_QUEUED.inc()
         _log.debug("%s is %s, not dispatched", job_id, reply.state)
         return False
+
+
+def _pieces(hints: Sequence[Hint]) -> Iterator[Hint]:
+    """Cut hints into such as a worker reads."""
+    for hint in hints:
+        refs = list(hint.refs.items())
+        for start in range(0, len(refs), calls.MAX_HINTS):
+            yield Hint(hint.worker_id, dict(refs[start : start + calls.MAX_HINTS]))

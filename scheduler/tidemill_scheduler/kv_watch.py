@@ -15,7 +15,7 @@ from tidemill.protocol.errors import ProtocolError
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import KvEvents, KvSnapshot
 from tidemill_scheduler import metrics
-from tidemill_scheduler.scheduler import Scheduler
+from tidemill_scheduler.policy.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tidemill_scheduler import metrics
 from tidemill_scheduler.clock import server_ms
 from tidemill_scheduler.jobs import entry_number
 from tidemill_scheduler.kv_watch import KvWatch
-from tidemill_scheduler.scheduler import Scheduler
+from tidemill_scheduler.policy.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
