@@ -107,7 +107,8 @@ def test_a_letter_is_shown_without_its_prompt_unless_it_is_asked_for(
 def test_a_requeued_job_is_a_new_one_with_a_parent(
     tidemill: Tidemill, producer: Producer, mill: FakeMill, redis_client: redis.Redis
 ) -> None:
-    job_id = kill(producer, mill, batch="b", deadline=60, priority=2)
+    options = {"batch": "b", "deadline": 60, "priority": 2, "max_tokens": 5, "prefix_id": "p"}
+    job_id = kill(producer, mill, **options)
     outcome = tidemill("dlq", "requeue", job_id)
     assert outcome.exit_code == 0, outcome.output
     old, _, new = outcome.stdout.strip().partition(" -> ")
@@ -116,6 +117,8 @@ def test_a_requeued_job_is_a_new_one_with_a_parent(
     assert (status.parent, status.batch, status.priority) == (job_id, "b", 2)
     assert (status.deadline_ms, status.max_retries) == (None, 0)
     assert listed(tidemill) == []
+    kept = [redis_client.hmget(KEYS.job(name), "h", "mt", "g") for name in (job_id, new)]
+    assert kept[0] == kept[1] == [kept[0][0], b"5", b"1"]
     attempt = mill.claim()
     assert attempt.job_id == new
     attempt.finish(3)

@@ -139,7 +139,7 @@ def test_a_job_without_a_seed_counts_against_the_quota_and_is_neither_tokenised_
 
     assert job.request.model == "m"
     assert job.request.params.seed is None
-    assert (job.cost, job.routing_key, job.num_tokens) == (0, b"", 17)
+    assert (job.cost, job.routing_key, job.num_tokens, job.max_output) == (0, b"", 17, 7)
     assert job.job_id.startswith("job_0a")
 
 

@@ -1,5 +1,6 @@
 """Reading pointers in the name of an epoch."""
 
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -20,6 +21,7 @@ from support.shard import (
     submit,
 )
 from tidemill.protocol.errors import StaleEpoch
+from tidemill.protocol.messages import JobTerms
 from tidemill.service.redis import connect_async
 from tidemill_scheduler.ingress import Ingress
 
@@ -59,6 +61,22 @@ async def test_a_requeued_pointer_tells_who_had_the_job_and_how_often_it_crashed
     [job] = await Ingress(client, KEYS, epoch).read([QUEUE])
 
     assert (job.attempts, job.crashes, job.last_worker) == (2, 2, "wkr_b")
+    cancel(redis_client, job_id)
+
+
+async def test_a_deadline_is_told_by_the_clock_of_this_process(
+    client: redis.asyncio.Redis, redis_client: redis.Redis
+) -> None:
+    job_id = submit(redis_client, terms=JobTerms(deadline_ms=60_000), max_output=9)
+    before = time.monotonic()
+
+    [job] = await Ingress(client, KEYS, lead(redis_client)).read([QUEUE])
+
+    # The deadline counts from the submission, which lies before; the server's clock has whole ms.
+    assert job.deadline - 60 <= time.monotonic()
+    assert job.deadline - 60 == pytest.approx(job.since, abs=0.01)
+    assert job.since <= before + 0.01
+    assert job.max_tokens == 9
     cancel(redis_client, job_id)
 
 

@@ -138,14 +138,16 @@ async def test_key_and_cost_are_those_a_producer_would_have_sent(
     pool: TokenizePool,
     placed: list[WaitingJob],
 ) -> None:
-    pointer = pointer_of(redis_client, submit_text(redis_client, prompt=" ".join(WORDS)))
+    params = {"max_tokens": 5}
+    job_id = submit_text(redis_client, prompt=" ".join(WORDS), params=params)
+    pointer = pointer_of(redis_client, job_id)
 
     pool.put(pointer)
     await wait_until_async(lambda: placed, LIVENESS_SECONDS)
 
     ids = list(range(1, 301))
     key = routing_key(hash_blocks(ids, 16, extra_keys(SALT, "r1", None)))
-    assert placed == [replace(pointer, key=key, cost=300)]
+    assert placed == [replace(pointer, key=key, cost=300, max_tokens=5)]
     assert len(key) == 8 * (300 // 64)
     cancel(redis_client, pointer.job_id)
 

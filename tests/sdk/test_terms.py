@@ -48,6 +48,14 @@ def test_terms_reach_the_job(producer: Twin, mill: FakeMill, redis_client: redis
     assert (status.error, status.finish_reason, status.parent) == (None, None, None)
 
 
+def test_a_bound_on_the_output_reaches_the_scheduler(
+    producer: Twin, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    bounded, open_ended = producer.submit([1], max_tokens=5).id, producer.submit([1]).id
+    assert redis_client.hget(KEYS.job(bounded), "mt") == b"5"
+    assert redis_client.hget(KEYS.job(open_ended), "mt") is None
+
+
 def test_without_terms_a_job_may_take_its_time_and_three_retries(
     producer: Twin, mill: FakeMill, redis_client: redis.Redis
 ) -> None:

@@ -12,9 +12,18 @@ from support.acl_server import AclServer, acl_server
 from support.shard import KEYS, QUEUE
 from tidemill.protocol import calls
 from tidemill.protocol.calls import NackOutcome
+from tidemill.protocol.codec import encode
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id
-from tidemill.protocol.messages import JobEnd, JobTerms, ModelCard, WorkerInfo, WorkerStatus
+from tidemill.protocol.messages import (
+    JobEnd,
+    JobTerms,
+    KvEvents,
+    KvSnapshot,
+    ModelCard,
+    WorkerInfo,
+    WorkerStatus,
+)
 
 HOUR = 3_600_000
 LIMITED = JobTerms(
@@ -172,7 +181,7 @@ def test_both_doors(users: Users) -> None:
         users.scheduler.xreadgroup("sched", "s", {KEYS.front_door: ">"})
         answer = calls.answer(KEYS, entry_id=entry, reply=b"{}", refusal=refusal, body=b"{}")
         assert run(users.scheduler, answer)
-        assert users.guest.blpop(KEYS.front_reply(entry), timeout=5)
+        assert users.guest.blpop(KEYS.front_reply(entry), timeout=30)
     job_id = admit_one(users)
     users.guest.xgroup_create(KEYS.back_door("default"), "mine", "0", mkstream=True)
     shard.cancel(users.producer, job_id)
@@ -195,6 +204,15 @@ def test_a_worker_and_a_leader_by_themselves(users: Users) -> None:
     card = ModelCard(name="m", revision="r", tokenizer_digest="t", max_model_len=9, vocab_size=9)
     run(users.worker, calls.register(KEYS, info=info, card=card, tokenizer=b"z", lease_ms=HOUR))
     run(users.worker, calls.report(KEYS, worker_id="wkr_a", status=WorkerStatus()))
+    events, snapshot = encode(KvEvents(seq=1)), encode(KvSnapshot(seq=1))
+    told = calls.report(
+        KEYS, worker_id="wkr_a", status=WorkerStatus(), events=events, snapshot=snapshot
+    )
+    run(users.worker, told)
+    assert users.scheduler.get(KEYS.kv_snapshot("wkr_a")) == snapshot
+    assert users.scheduler.xrevrange(KEYS.status("wkr_a"), count=1)[0][1][b"k"] == events
+    hint = calls.hint(KEYS, worker_id="wkr_a", refs={b"12345678": 1})
+    assert not run(users.scheduler, hint)
     job_id = submit(users)
     owned = [(job_id, start(users, job_id))]
     beat = calls.beat(
@@ -206,9 +224,11 @@ def test_a_worker_and_a_leader_by_themselves(users: Users) -> None:
     ref = shard.ref_of(users.scheduler, job_id)
     epoch = shard.lead(users.scheduler)
     assert run(users.scheduler, calls.refuse(KEYS, ref, epoch=epoch, end=end)) == (-2, "wkr_a")
+    assert run(users.scheduler, hint)
     leave = calls.deregister(KEYS, worker_id="wkr_a", cursor="0-0")
-    [(_, unread)] = run(users.worker, leave)
-    assert unread[b"j"] == job_id.encode()
+    [(_, unread), (_, hinted)] = run(users.worker, leave)
+    assert (unread[b"j"], hinted[b"k"]) == (job_id.encode(), b"hint")
+    assert not users.scheduler.exists(KEYS.kv_snapshot("wkr_a"))
     assert shard.release(users.worker, job_id, owned[0][1])
     ref = shard.ref_of(users.scheduler, job_id)
     assert run(users.scheduler, calls.refuse(KEYS, ref, epoch=epoch, end=end)) == (1, "failed")
