@@ -46,9 +46,17 @@ class Pricing:
         self._loads = loads
         self._tokens_per_hash = residency.tokens_per_hash
 
-    def price(self, job: WaitingJob, key: bytes, worker_id: str, near: int | None = None) -> Price:
+    def price(self, job: WaitingJob, key: bytes, worker_id: str, near: int) -> Price:
         """Return the price by what the worker holds; ``near`` is a guess of that depth."""
         return self.price_at(job, worker_id, self._residency.depth(worker_id, key, near))
+
+    def look_up(self, job: WaitingJob, key: bytes, worker_id: str, before: Price) -> Price:
+        """Return the price, ``before`` itself if the worker holds as much as it did then.
+
+        What the worker has learned of its speed in between counts with the next change.
+        """
+        depth = self._residency.depth(worker_id, key, before.depth)
+        return before if depth == before.depth else self.price_at(job, worker_id, depth)
 
     def price_at(self, job: WaitingJob, worker_id: str, depth: int) -> Price:
         """Return the price if the worker held ``depth`` hashes of the job's key."""

@@ -41,12 +41,17 @@ def depth_within(key: bytes, one: Digests, other: Digests, near: int | None = No
     Takes log2 of the key's depth in look-ups, or two where ``near`` is right already.
     """
     low, high = 0, len(key) // ROUTING_HASH_BYTES
-    # A step beyond the guess first: most guesses are still right.
-    probes = [] if near is None else [near + 1, near]
+    if near is not None and near <= high:
+        end = near * ROUTING_HASH_BYTES
+        here, beyond = key[end - ROUTING_HASH_BYTES : end], key[end : end + ROUTING_HASH_BYTES]
+        if near and here not in one and here not in other:
+            high = near - 1
+        elif beyond not in one and beyond not in other:
+            return near
+        else:
+            low = near + 1
     while low < high:
-        middle = probes.pop() if probes else (low + high + 1) // 2
-        if not low < middle <= high:
-            continue
+        middle = (low + high + 1) // 2
         digest = key[(middle - 1) * ROUTING_HASH_BYTES : middle * ROUTING_HASH_BYTES]
         if digest in one or digest in other:
             low = middle

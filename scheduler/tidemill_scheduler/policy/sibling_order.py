@@ -1,12 +1,10 @@
 """The jobs of the interactive lane in prefix order, to find those that share a beginning."""
 
 from collections.abc import Iterator
-from itertools import islice
 
 from sortedcontainers import SortedList
 
 from tidemill_scheduler.policy.bound_job import BoundJob
-from tidemill_scheduler.policy.routing_hashes import shared_depth
 
 
 class SiblingOrder:
@@ -25,27 +23,26 @@ class SiblingOrder:
         if bound.key:
             self._entries.remove((bound.key, bound.number, bound))
 
-    def around(self, bound: BoundJob, limit: int) -> Iterator[Iterator[tuple[BoundJob, int]]]:
-        """Yield the job's neighbours after it, then those before it, the nearest first.
+    def nearest(self, bound: BoundJob, limit: int) -> list[BoundJob]:
+        """Return the neighbours of a job that is here, up to ``limit`` on each side."""
+        if not bound.key:
+            return []
+        place = self._place(bound)
+        low, high = max(0, place - limit), place + limit + 1
+        return [entry[2] for entry in self._entries.islice(low, high) if entry[2] is not bound]
 
-        Up to ``limit`` each with the number of hashes that they share with it, at least one.
+    def sides(self, bound: BoundJob, limit: int) -> Iterator[Iterator[BoundJob]]:
+        """Yield up to ``limit`` jobs after one that is here, then those before it, nearest first.
+
         Nothing may be added or removed meanwhile.
         """
-        if not bound.key or not self._entries:
+        if not bound.key:
             return
-        place = self._entries.bisect_left((bound.key, bound.number))
-        after = self._entries.islice(place)
-        before = self._entries.islice(0, place, reverse=True)
+        place = self._place(bound)
+        after = self._entries.islice(place + 1, place + 1 + limit)
+        before = self._entries.islice(max(0, place - limit), place, reverse=True)
         for entries in (after, before):
-            yield _sharing(bound, (entry[2] for entry in entries), limit)
+            yield (entry[2] for entry in entries)
 
-
-def _sharing(
-    bound: BoundJob, neighbours: Iterator[BoundJob], limit: int
-) -> Iterator[tuple[BoundJob, int]]:
-    others = (other for other in neighbours if other is not bound)
-    for other in islice(others, limit):
-        depth = shared_depth(bound.key, other.key)
-        if not depth:
-            return
-        yield other, depth
+    def _place(self, bound: BoundJob) -> int:
+        return int(self._entries.bisect_left((bound.key, bound.number)))

@@ -1,7 +1,7 @@
 """One tenant's jobs that wait for one worker."""
 
 import math
-from collections.abc import Callable, Iterator, ValuesView
+from collections.abc import Callable, Iterable, Iterator, ValuesView
 from functools import partial
 from itertools import islice
 
@@ -109,9 +109,9 @@ class TenantQueue:
         if len(self._jobs) <= EXACT_SIZE:
             for bound in self._jobs.values():
                 self._is_outdated(bound)
-            return max(self._jobs.values(), key=lambda bound: (bound.ratio(now), -bound.number))
+            return _highest(self._jobs.values(), now)
         for _ in range(_MAX_TRIES):
-            best = max(self._heads(), key=lambda bound: (bound.ratio(now), -bound.number))
+            best = _highest(self._heads(), now)
             # A lower price makes it no worse a choice.
             before = best.price.seconds
             if not self._is_outdated(best) or best.price.seconds <= before:
@@ -122,7 +122,7 @@ class TenantQueue:
         """Look a price up again; whether it was another one."""
         before = bound.price
         self._reprice(bound)
-        if bound.price == before:
+        if bound.price is before:
             return False
         self.place(bound)
         return True
@@ -144,3 +144,7 @@ class TenantQueue:
 
     def _is_in_bucket(self, number: int, _order: float, bound: BoundJob) -> bool:
         return bound.bucket == number and bound.number in self._jobs
+
+
+def _highest(jobs: Iterable[BoundJob], now: float) -> BoundJob:
+    return max(jobs, key=lambda bound: (bound.ratio(now), -bound.number))
