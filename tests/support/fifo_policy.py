@@ -5,7 +5,7 @@ from heapq import heapify, heappop, heappush
 
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
 from tidemill_scheduler.jobs import WaitingJob
-from tidemill_scheduler.placement import Dispatch
+from tidemill_scheduler.policy.placement import Dispatch
 
 
 class FifoPolicy:

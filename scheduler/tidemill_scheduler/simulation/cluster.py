@@ -1,10 +1,20 @@
 """What is simulated: the workers and what happens to them."""
 
+import math
 import random
 from dataclasses import dataclass
 
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.step_cost import StepCost
+
+_DEFAULT_COST = StepCost()
+_DURATIONS = (
+    "rtt_seconds",
+    "kv_lag_seconds",
+    "tpot_slo_seconds",
+    "tick_seconds",
+    "heartbeat_seconds",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +33,7 @@ class Cluster:
     kv_tokens: int = 437_000
     step_tokens: int = 8192
     max_seqs: int = 256
-    cost: StepCost = StepCost()
+    cost: StepCost = _DEFAULT_COST
     rtt_seconds: float = 0.0
     kv_lag_seconds: float = 0.0
     publish_at_schedule: bool = True
@@ -38,19 +48,13 @@ class Cluster:
 
     def __post_init__(self) -> None:
         for name in ("num_workers", "kv_tokens", "step_tokens", "max_seqs", "max_waiting"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)} is below 1", fix="Give 1 or more.")
-        for name in (
-            "rtt_seconds",
-            "kv_lag_seconds",
-            "tpot_slo_seconds",
-            "tick_seconds",
-            "heartbeat_seconds",
-        ):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(
-                    f"{name}: {getattr(self, name)} is not a duration", fix="Give 0 or more seconds."
-                )
+            value = getattr(self, name)
+            if value < 1:
+                raise ConfigError(f"{name}: {value} is below 1", fix="Give 1 or more.")
+        for name in _DURATIONS:
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{name}: {value} is no duration", fix="Give 0 or more seconds.")
         if not 0 <= self.watermark < self.batch_ceiling <= 1:
             raise ConfigError(
                 f"batch_ceiling: {self.batch_ceiling} is not between the watermark and 1",

@@ -1,6 +1,6 @@
 """A worker's paged KV cache with prefix reuse, at the grain of routing hashes."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from tidemill.protocol.prefix import ROUTING_STRIDE
@@ -73,33 +73,32 @@ class KvCache:
 
     def publish(self, digests: Sequence[int]) -> None:
         """Make reserved blocks findable; of content that is here twice one copy is given back."""
-        references, idle = self._references, self._idle
-        for digest in digests:
-            count = references.get(digest)
-            if count is not None:
-                references[digest] = count + 1
-                self.num_pinned -= ROUTING_STRIDE
-            elif digest in idle:
-                del idle[digest]
-                references[digest] = 1
-            else:
-                references[digest] = 1
-                self._stored.append(digest)
+        references = self._references
+        if digests[0] not in references and digests[0] not in self._idle:
+            # Nobody holds what hangs on a hash that is not here.
+            references.update(dict.fromkeys(digests, 1))
+            self._stored.extend(digests)
+        else:
+            self._publish_known(digests)
         self.version += 1
 
     def free(self, held: Sequence[int], num_unpublished: int) -> None:
         """Let go of a sequence's hashes, the last first, and of its other blocks."""
-        references, idle = self._references, self._idle
-        num_freed = num_unpublished
-        for digest in reversed(held):
-            count = references[digest]
-            if count > 1:
-                references[digest] = count - 1
+        references = self._references
+        # Counts never rise along a chain, so those that nobody else holds are its end.
+        low, high = 0, len(held)
+        while low < high:
+            middle = (low + high) // 2
+            if references[held[middle]] > 1:
+                low = middle + 1
             else:
-                del references[digest]
-                idle[digest] = None
-                num_freed += ROUTING_STRIDE
-        self.num_pinned -= num_freed
+                high = middle
+        for digest in held[:low]:
+            references[digest] -= 1
+        tail = held[low:]
+        deque(map(references.__delitem__, tail), maxlen=0)
+        self._idle.update(dict.fromkeys(reversed(tail)))
+        self.num_pinned -= num_unpublished + len(tail) * ROUTING_STRIDE
 
     def take_changes(self) -> tuple[list[int], list[int]]:
         """Return and forget the hashes (stored, evicted) since the last call.
@@ -119,9 +118,24 @@ class KvCache:
         """Return all hashes that are held."""
         return [*self._references, *self._idle]
 
+    def _publish_known(self, digests: Sequence[int]) -> None:
+        references, idle = self._references, self._idle
+        for digest in digests:
+            count = references.get(digest)
+            if count is not None:
+                references[digest] = count + 1
+                self.num_pinned -= ROUTING_STRIDE
+            elif digest in idle:
+                del idle[digest]
+                references[digest] = 1
+            else:
+                references[digest] = 1
+                self._stored.append(digest)
+
     def _evict(self) -> None:
-        idle, evicted = self._idle, self._evicted
-        while self.num_pinned + len(idle) * ROUTING_STRIDE > self.capacity:
-            digest, _ = idle.popitem(last=False)
-            evicted.append(digest)
+        excess = self.num_pinned + len(self._idle) * ROUTING_STRIDE - self.capacity
+        if excess > 0:
+            pop = self._idle.popitem
+            count = -(-excess // ROUTING_STRIDE)
+            self._evicted += [pop(last=False)[0] for _ in range(count)]
             self.version += 1

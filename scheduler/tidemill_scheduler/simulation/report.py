@@ -39,7 +39,7 @@ class ClassReport:
 
 @dataclass(frozen=True, slots=True)
 class PolicyCost:
-    """Real time: of a dispatch in the policy, of the policy as a whole, of the whole run."""
+    """Processor time: of the policy for a dispatch, of the policy as a whole, of the whole run."""
 
     us_per_decision: float
     policy_seconds: float

@@ -14,8 +14,8 @@ from tidemill.protocol.errors import ConfigError, SimulationFailed
 from tidemill.protocol.messages import KvEvents, WorkerStatus
 from tidemill.protocol.prefix import ROUTING_STRIDE
 from tidemill_scheduler.jobs import WaitingJob
-from tidemill_scheduler.placement import Dispatch
-from tidemill_scheduler.scheduler import MAX_PER_TICK
+from tidemill_scheduler.policy.placement import Dispatch
+from tidemill_scheduler.policy.scheduler import MAX_PER_TICK
 from tidemill_scheduler.simulation.cluster import Cluster, Faults
 from tidemill_scheduler.simulation.ledger import Ledger
 from tidemill_scheduler.simulation.member import Attempt, Member
@@ -66,10 +66,10 @@ class Simulation:
         ``SimulationFailed`` if the policy lets jobs lie or a count does not add up.
         """
         timed = TimedPolicy(policy) if measure else None
-        began = time.perf_counter()
+        began = time.process_time()
         run = _Run(self, timed or policy)
         run.work()
-        total_seconds = time.perf_counter() - began
+        total_seconds = time.process_time() - began
         report = make_report(
             [workload.bound() for workload in self.workloads],
             run.ledger,

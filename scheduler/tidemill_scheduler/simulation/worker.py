@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 from tidemill.protocol.messages import FinishedSequence, KvEvents, KvSnapshot, WorkerInfo
 from tidemill.protocol.prefix import ROUTING_STRIDE
@@ -16,6 +17,14 @@ from tidemill_scheduler.simulation.workload import pack_key
 #: Classes of priority: interactive, standard, batch.
 _CLASSES = (0, 1, 2)
 _BATCH_CLASS = 2
+
+
+class _Finished(NamedTuple):
+    """What ``FinishedSequence`` has."""
+
+    job_id: str
+    cached_tokens: int
+    output_tokens: int
 
 
 @dataclass(slots=True)
@@ -159,18 +168,17 @@ class SimWorker:
 
     def status(self) -> SimStatus:
         """Return what a real worker would report now; finished sequences are told once."""
-        finished = tuple(
-            FinishedSequence.model_construct(
-                job_id=seq.job_id, cached_tokens=seq.hit_tokens, output_tokens=seq.output_tokens
-            )
-            for seq in self._finished
-        )
-        self._finished.clear()
-        partial_tokens = sum(seq.num_left for seq in self._partials if seq is not None)
+        finished: tuple[FinishedSequence, ...] = ()
+        if self._finished:
+            told = [_Finished(s.job_id, s.hit_tokens, s.output_tokens) for s in self._finished]
+            finished = cast(tuple[FinishedSequence, ...], tuple(told))
+            self._finished.clear()
+        partial_tokens = sum([seq.num_left for seq in self._partials if seq is not None])
+        interactive, standard, batch = self._queues
         return SimStatus(
             self._last_command,
             self._num_running,
-            sum(map(len, self._queues)),
+            len(interactive) + len(standard) + len(batch),
             self._count_queued_tokens() + partial_tokens,
             self.cache.num_free,
             self._seconds / self._steps if self._steps else 0.0,
@@ -210,7 +218,7 @@ class SimWorker:
                     self._compute(queue.popleft())
 
     def _spare_seconds(self) -> float:
-        slo, cost, decoding = self._cluster.tpot_slo_seconds, self._cluster.cost, self._decoding
+        slo, decoding = self._cluster.tpot_slo_seconds, self._decoding
         if not slo or not decoding.num_prompt:
             return math.inf
         return max(0.0, slo - decoding.seconds(1))
