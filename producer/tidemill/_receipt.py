@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from tidemill._patience import TRY_SHARE
 from tidemill._reads import Read
 from tidemill.protocol import calls
-from tidemill.protocol.calls import NewJob, Submitted
+from tidemill.protocol.calls import NewJob, Submitted, is_at_risk
 from tidemill.protocol.errors import BatchClosed, ConfigError, ResultExpired, TidemillError
 from tidemill.protocol.functions import Call, Field, R
 from tidemill.protocol.keys import ShardKeys
@@ -56,18 +56,32 @@ class Fate:
 
 @dataclass(slots=True, eq=False)
 class Receipt:
-    """A job as it was accepted by a server."""
+    """A job as it was accepted by a server.
+
+    ``wait_ms`` is how long it was likely to wait for a worker, None if nobody knew.
+    """
 
     job: NewJob
     created: bool
     durability: str
     server: ServerId
     fate: Fate
+    wait_ms: int | None = None
 
     @property
     def job_id(self) -> str:
         """The id under which the job was accepted."""
         return self.job.job_id
+
+    @property
+    def deadline_at_risk(self) -> bool:
+        """Whether the job is likely to wait beyond its deadline."""
+        return is_at_risk(self.job.terms, self.wait_ms)
+
+
+def estimated_wait(receipt: Receipt | None) -> float | None:
+    """Return the wait that a receipt tells of in seconds, None if there is none."""
+    return None if receipt is None or receipt.wait_ms is None else receipt.wait_ms / 1000
 
 
 class PlainCommand(Call[R]):
@@ -235,6 +249,7 @@ def _receipt(job: NewJob, reply: Submitted, replication_id: str, replicated: boo
         durability=REPLICA if replicated else reply.durability or UNKNOWN,
         server=ServerId(reply.run_id, replication_id),
         fate=Fate(job.terms.batch),
+        wait_ms=reply.wait_ms,
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from tidemill._async_jobs import AsyncJobs
 from tidemill._reads import JobStatus
-from tidemill._receipt import UNKNOWN, Receipt
+from tidemill._receipt import UNKNOWN, Receipt, estimated_wait
 from tidemill.async_stream import AsyncTokenStream
 from tidemill.protocol.states import JobState
 from tidemill.result import Result
@@ -19,6 +19,16 @@ class AsyncJob:
     durability: str = UNKNOWN
     _jobs: AsyncJobs = field(kw_only=True, repr=False, compare=False)
     _receipt: Receipt | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    @property
+    def estimated_wait(self) -> float | None:
+        """Seconds for which the job was likely to wait; see ``Job.estimated_wait``."""
+        return estimated_wait(self._receipt)
+
+    @property
+    def deadline_at_risk(self) -> bool:
+        """Whether the job was likely to wait beyond its deadline."""
+        return self._receipt is not None and self._receipt.deadline_at_risk
 
     def stream(self, *, after: str | int = 0, timeout: float | None = None) -> AsyncTokenStream:
         """Iterate over the output as it comes; see ``Producer.stream``."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from tidemill._jobs import Jobs
 from tidemill._reads import JobStatus
-from tidemill._receipt import UNKNOWN, Receipt
+from tidemill._receipt import UNKNOWN, Receipt, estimated_wait
 from tidemill.protocol.states import JobState
 from tidemill.result import Result
 from tidemill.stream import TokenStream
@@ -27,6 +27,21 @@ class Job:
     durability: str = UNKNOWN
     _jobs: Jobs = field(kw_only=True, repr=False, compare=False)
     _receipt: Receipt | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    @property
+    def estimated_wait(self) -> float | None:
+        """Seconds from its submission for which the job was likely to wait for a worker.
+
+        The scheduler worked it out from what waited then, the tenant's share and how fast jobs end;
+        jobs that come later may change it.  None if it is unknown: there was no scheduler, the
+        handle was made from an id, or the job was found by its idempotency key.
+        """
+        return estimated_wait(self._receipt)
+
+    @property
+    def deadline_at_risk(self) -> bool:
+        """Whether the job was likely to wait beyond its deadline; it is accepted all the same."""
+        return self._receipt is not None and self._receipt.deadline_at_risk
 
     def stream(self, *, after: str | int = 0, timeout: float | None = None) -> TokenStream:
         """Iterate over the output as it comes; see ``Producer.stream``."""

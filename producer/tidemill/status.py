@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from tidemill._reads import Read, now_ms, unexpired
 from tidemill._receipt import UNKNOWN
+from tidemill.protocol.calls import Backlog
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import ProtocolError
 from tidemill.protocol.keys import ShardKeys
@@ -62,6 +63,8 @@ class Status:
     result_bytes: int
     durability: str
     jobs_per_second: float
+    #: What waits in the classes of priority as the leader has told in the last seconds.
+    backlog: Backlog | None
     limits: tuple[TenantLimits, ...]
     queued_by_tenant: dict[str, int]
     running_by_tenant: dict[str, int]
@@ -195,6 +198,7 @@ def _status(seen: Overview, replies: list[Any]) -> Status:
         result_bytes=seen.counters.get("rb", 0),
         durability=stored_text(seen.measures.get(b"lv")) or UNKNOWN,
         jobs_per_second=_rate(seen.measures.get(b"rj")),
+        backlog=Backlog.read(seen.measures.get(b"bk"), seen.now_ms),
         limits=seen.limits,
         queued_by_tenant=queued,
         running_by_tenant=running,

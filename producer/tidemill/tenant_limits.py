@@ -1,4 +1,4 @@
-"""What operators allow each tenant: bounds on waiting jobs and tokens, rates, back doors."""
+"""What operators set for each tenant: bounds on waiting jobs and tokens, rates, its weight."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +13,8 @@ from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.settings import (
     EVERYONE,
     MAX_VALUE,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
     OF_SHARD,
     Setting,
     setting_of,
@@ -32,7 +34,7 @@ class TenantLimits:
     """
 
     tenant: str
-    settings: Mapping[Setting, int]
+    settings: Mapping[Setting, float]
     queued_jobs: int = 0
     queued_tokens: int = 0
     invalid: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class LimitSettings:
         commands = (("HGETALL", self._keys.settings), ("HGETALL", self._keys.counters))
         return self._link.read(Read(commands, lambda replies: limits_of(*replies)))
 
-    def set(self, tenant: str, values: Mapping[Setting, int]) -> None:
+    def set(self, tenant: str, values: Mapping[Setting, float]) -> None:
         """Set limits; raises ``ConfigError`` or ``InvalidRequest`` before anything is changed."""
         fields = {_field(tenant, name): _checked(name, value) for name, value in values.items()}
         pairs = [part for pair in fields.items() for part in pair]
@@ -70,10 +72,11 @@ def limits_of(
     settings: Mapping[bytes, bytes], counters: Mapping[bytes, bytes]
 ) -> list[TenantLimits]:
     """Read the ``cfg`` and ``cnt`` hashes: everyone who has a setting or a waiting job."""
-    found: dict[str, dict[Setting, int]] = {}
+    found: dict[str, dict[Setting, float]] = {}
     invalid: dict[str, dict[str, str]] = {}
     for name, value in settings.items():
-        place, number = setting_of(name), value_of(value)
+        place = setting_of(name)
+        number = None if place is None else value_of(place[1], value)
         if place is None or number is None:
             tenant, wrong = (EVERYONE, stored_text(name)) if place is None else place
             invalid.setdefault(tenant, {})[str(wrong)] = stored_text(value)
@@ -110,9 +113,10 @@ def _field(tenant: str, name: Setting) -> str:
     return name.value
 
 
-def _checked(name: Setting, value: int) -> int:
-    if not 0 <= value <= MAX_VALUE:
-        raise ConfigError(f"{_option(name)} is {value}, but must be between 0 and {MAX_VALUE}")
+def _checked(name: Setting, value: float) -> float:
+    low, high = (MIN_WEIGHT, MAX_WEIGHT) if name is Setting.WEIGHT else (0, MAX_VALUE)
+    if not low <= value <= high:
+        raise ConfigError(f"{_option(name)} is {value}, but must be between {low} and {high:g}")
     return value
 
 

@@ -38,11 +38,16 @@ def answer_of(keys: ShardKeys, entry_id: str, outcome: Outcome, body: bytes) -> 
     if outcome is None or isinstance(outcome, Delay):
         return None
     if isinstance(outcome, Submitted):
-        accepted = json.dumps({"job": outcome.job_id}).encode()
+        accepted = json.dumps(_accepted(outcome)).encode()
         return calls.answer(keys, entry_id=entry_id, reply=accepted)
     told = _describe(outcome)
     reply = json.dumps({"error": told}).encode()
     return calls.answer(keys, entry_id=entry_id, reply=reply, refusal=told["message"], body=body)
+
+
+def _accepted(submitted: Submitted) -> dict[str, str | int]:
+    told: dict[str, str | int] = {"job": submitted.job_id}
+    return told if submitted.wait_ms is None else told | {"wait_ms": submitted.wait_ms}
 
 
 def _describe(error: Exception) -> dict[str, str]:

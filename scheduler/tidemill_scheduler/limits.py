@@ -1,15 +1,19 @@
-"""Bounds in bytes: what operators have set, else a share of the server's memory."""
+"""Bounds in bytes and weights: what operators have set, else a share of the memory, or 1."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import redis.asyncio
 
 from tidemill.protocol.keys import ShardKeys
+from tidemill.protocol.settings import EVERYONE, Setting, weights_of
 
 #: Shares of ``maxmemory`` for the requests of unfinished jobs and for what ended jobs keep; the
 #: rest is for token logs, pointers and a rewrite of the append-only file.
 UNFINISHED_SHARE = 1 / 2
 RESULTS_SHARE = 1 / 4
+
+_SCAN_COUNT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,28 @@ class Limits:
 
     max_bytes: int
     max_result_bytes: int
+
+
+class TenantWeights:
+    """A tenant's share beside others with 1: what the leader has read of it last."""
+
+    def __init__(self) -> None:
+        self._weights: dict[str, float] = {}
+
+    def __call__(self, tenant: str) -> float:
+        """Return the weight of a tenant, 1 where nothing is set."""
+        return self._weights.get(tenant, self._weights.get(EVERYONE, 1.0))
+
+    async def refresh(self, client: redis.asyncio.Redis, keys: ShardKeys) -> None:
+        """Read the weights again; only they are sent, however many settings there are."""
+        found: dict[bytes, bytes] = {}
+        cursor, names = 0, f"{Setting.WEIGHT}:*"
+        while True:
+            cursor, part = await client.hscan(keys.settings, cursor, names, _SCAN_COUNT)
+            found |= cast(dict[bytes, bytes], part)
+            if cursor == 0:
+                break
+        self._weights = weights_of(found)
 
 
 def make_limits(max_bytes: bytes | None, max_result_bytes: bytes | None, maxmemory: int) -> Limits:

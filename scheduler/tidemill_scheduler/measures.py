@@ -4,18 +4,20 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import redis.asyncio
 from redis import exceptions
 
 from tidemill.protocol import calls
-from tidemill.protocol.calls import Measures
+from tidemill.protocol.calls import Backlog, Measures
 from tidemill.protocol.functions import run_async
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.broker import Durability, durability_of
 from tidemill_scheduler.health import Health
-from tidemill_scheduler.limits import read_limits
+from tidemill_scheduler.limits import TenantWeights, read_limits
+from tidemill_scheduler.policy.waiting_times import at_pace
 
 _log = logging.getLogger(__name__)
 
@@ -48,13 +50,30 @@ class Rate:
 
 
 class Meter:
-    """Measures each second, in the place of the leader before it."""
+    """Measures each second, in the place of the leader before it, and keeps ``weights`` fresh.
 
-    def __init__(self, client: redis.asyncio.Redis, keys: ShardKeys, health: Health) -> None:
+    ``backlog`` tells what waits, and a rate for as long as none was measured.
+    """
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keys: ShardKeys,
+        health: Health,
+        *,
+        backlog: Callable[[], Backlog],
+        weights: TenantWeights,
+    ) -> None:
         self._client = client
         self._keys = keys
         self._health = health
+        self._backlog = backlog
+        self._weights = weights
         self._rates = [Rate() for _ in _RATES]
+        # Jobs that end per second while others wait: what the workers can do, not what they are
+        # asked for.
+        self._pace = Rate()
+        self._was_waiting = False
         self._counts: list[int] | None = None
         self._counted_at = 0.0
         self._is_hidden = False
@@ -65,6 +84,7 @@ class Meter:
         info: dict[str, Any] = await self._client.info("server")
         run_id = str(info.get("run_id", ""))
         while True:
+            await self._weights.refresh(self._client, self._keys)
             await self._count()
             await self._tell(run_id, await self._durability())
             await asyncio.sleep(_INTERVAL_SECONDS)
@@ -83,7 +103,14 @@ class Meter:
         if self._counts is not None and unfinished_bytes:
             for rate, count, before in zip(self._rates, counts, self._counts, strict=True):
                 rate.update(max(0, count - before), now - self._counted_at)
+        self._note_pace(counts[0], now)
         self._counts, self._counted_at = counts, now
+
+    def _note_pace(self, num_ended: int, now: float) -> None:
+        is_waiting = any(self._backlog().num_jobs_by_class)
+        if self._counts is not None and is_waiting and self._was_waiting:
+            self._pace.update(max(0, num_ended - self._counts[0]), now - self._counted_at)
+        self._was_waiting = is_waiting
 
     async def _durability(self) -> Durability:
         if self._is_hidden:
@@ -99,7 +126,8 @@ class Meter:
     async def _tell(self, run_id: str, durability: Durability) -> None:
         limits = await read_limits(self._client, self._keys)
         jobs, tokens, num_bytes = (rate.per_second for rate in self._rates)
-        measures = Measures(jobs, tokens, num_bytes, limits.max_bytes, durability, run_id)
+        backlog = at_pace(self._backlog(), self._pace.per_second)
+        measures = Measures(jobs, tokens, num_bytes, limits.max_bytes, durability, run_id, backlog)
         await run_async(self._client, calls.measure(self._keys, measures))
         self._health.note_durability(durability)
 

@@ -176,6 +176,7 @@ def test_measures_replace_each_other_and_leave_the_counts(redis_client: redis.Re
         "mb": "4096",
         "lv": "fsync",
         "rid": "run",
+        "bk": "",
     }
 
 

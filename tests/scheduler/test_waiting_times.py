@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidemill.protocol.calls import Backlog
 from tidemill_scheduler.policy.fair_share import DeficitRoundRobin
-from tidemill_scheduler.policy.waiting_times import Backlog, waiting_seconds
+from tidemill_scheduler.policy.waiting_times import at_pace, waiting_seconds
 
 CLASS_WEIGHTS = (8.0, 4.0, 1.0)
 JOB_TOKENS = 10
@@ -92,6 +93,15 @@ def test_a_heavier_tenant_waits_less() -> None:
 
 def test_without_a_rate_there_is_no_estimate() -> None:
     assert waiting_seconds(backlog_of([[], [40], []], rate=0.0), 1, 40) is None
+
+
+def test_a_measured_pace_goes_before_a_rate_that_was_worked_out() -> None:
+    backlog = backlog_of([[], [30], [10]])
+    # Forty jobs, four a second.
+    assert waiting_seconds(at_pace(backlog, 4.0), 2, 10) == pytest.approx(10.0)
+    assert at_pace(backlog, 0.0) == backlog
+    nothing = backlog_of([[], [], []])
+    assert at_pace(nothing, 4.0) == nothing
 
 
 def test_an_empty_backlog_is_no_wait() -> None:

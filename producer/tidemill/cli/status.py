@@ -14,6 +14,8 @@ from rich.text import Text
 
 from tidemill.cli.connection import open_producer
 from tidemill.cli.submit import RedisUrl, Shard
+from tidemill.protocol.calls import Backlog
+from tidemill.service.diagnosis.finding import duration
 from tidemill.status import Status, WorkerSnapshot
 from tidemill.tenant_limits import EVERYONE, Setting, TenantLimits
 
@@ -58,7 +60,7 @@ def _totals(snapshot: Status) -> Table:
 def _used(tenant: TenantLimits, common: TenantLimits) -> tuple[str, ...]:
     """What a tenant has waiting of what it may have, and how fast it may submit."""
 
-    def limit(name: Setting) -> int | None:
+    def limit(name: Setting) -> float | None:
         return tenant.settings.get(name, common.settings.get(name))
 
     def of(used: int, name: Setting) -> str:
@@ -85,8 +87,20 @@ def _caption(snapshot: Status) -> str:
         f"durability of new jobs: {escape(snapshot.durability)}; requests take"
         f" {snapshot.queued_bytes / 1e6:,.1f}{bound} MB, results"
         f" {snapshot.result_bytes / 1e6:,.1f} MB\n"
+        f"{_backlog(snapshot.backlog)}"
         f"scheduler {leader}, epoch {snapshot.scheduler_epoch}"
     )
+
+
+def _backlog(backlog: Backlog | None) -> str:
+    if backlog is None or not backlog.tokens_per_second:
+        return ""
+    names = ("interactive", "standard", "batch")
+    told = (
+        f"{name} {duration(1000 * work / backlog.tokens_per_second)}"
+        for name, work in zip(names, backlog.work_by_class, strict=True)
+    )
+    return f"work that waits: {', '.join(told)}\n"
 
 
 def _workers(snapshot: Status) -> Table:

@@ -20,6 +20,7 @@ from tidemill.cli.job_options import (
 )
 from tidemill.job import Job
 from tidemill.protocol.errors import ConfigError, JobCancelled, JobFailed
+from tidemill.service.diagnosis.finding import duration
 
 RedisUrl = Annotated[
     str | None,
@@ -113,6 +114,7 @@ def submit(
             batch=batch,
             prefix_id=prefix_id,
         )
+        _tell_wait(job, is_detached=detach)
         if detach:
             typer.echo(job.id)
             return
@@ -134,6 +136,17 @@ def follow(
     """Print a job's output from the start, or from a position, until it ends."""
     with open_producer(redis_url) as producer:
         _show(producer.job(job_id), after=after, as_json=as_json)
+
+
+def _tell_wait(job: Job, *, is_detached: bool) -> None:
+    """Warn of a deadline that is likely to pass; tell who leaves for how long the job waits."""
+    if job.estimated_wait is None:
+        return
+    wait = f"a wait of about {duration(1000 * job.estimated_wait)} is likely"
+    if job.deadline_at_risk:
+        typer.echo(f"warning: {wait}, longer than the deadline; the job is queued", err=True)
+    elif is_detached:
+        typer.echo(wait, err=True)
 
 
 def _conversation(system: str | None, text: str) -> list[dict[str, str]]:

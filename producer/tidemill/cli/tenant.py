@@ -1,4 +1,4 @@
-"""``tidemill tenant``: what each tenant may have in the queue, and how fast it may submit."""
+"""``tidemill tenant``: what a tenant may have in the queue, how fast it may submit, its share."""
 
 import json
 from typing import Annotated, Any
@@ -36,10 +36,11 @@ def _taken(option: str) -> Any:
     return typer.Option(option, help="Take this one away.")
 
 
-_RATES = {
+_OTHERS = {
     Setting.REQUESTS_PER_MINUTE: "jobs a minute",
     Setting.TOKENS_PER_MINUTE: "tokens a minute",
     Setting.BACK_DOOR: "back door",
+    Setting.WEIGHT: "weight",
 }
 
 
@@ -75,6 +76,10 @@ def set_limits(
         int | None,
         typer.Option(min=0, help="Ended jobs kept on the tenant's back-door stream; 0: none."),
     ] = None,
+    weight: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=100, help="Share of the workers beside tenants that have 1."),
+    ] = None,
     max_bytes: Annotated[
         int | None,
         typer.Option(min=1, help="'*' only: requests of the shard's unfinished jobs."),
@@ -92,6 +97,7 @@ def set_limits(
         Setting.REQUESTS_PER_MINUTE: requests_per_minute,
         Setting.TOKENS_PER_MINUTE: tokens_per_minute,
         Setting.BACK_DOOR: back_door,
+        Setting.WEIGHT: weight,
         Setting.MAX_BYTES: max_bytes,
         Setting.MAX_RESULT_BYTES: max_result_bytes,
     }
@@ -114,6 +120,7 @@ def unset(
     requests_per_minute: Annotated[bool, _taken("--requests-per-minute")] = False,
     tokens_per_minute: Annotated[bool, _taken("--tokens-per-minute")] = False,
     back_door: Annotated[bool, _taken("--back-door")] = False,
+    weight: Annotated[bool, _taken("--weight")] = False,
     max_bytes: Annotated[bool, _taken("--max-bytes")] = False,
     max_result_bytes: Annotated[bool, _taken("--max-result-bytes")] = False,
     shard: Shard = None,
@@ -126,6 +133,7 @@ def unset(
         Setting.REQUESTS_PER_MINUTE: requests_per_minute,
         Setting.TOKENS_PER_MINUTE: tokens_per_minute,
         Setting.BACK_DOOR: back_door,
+        Setting.WEIGHT: weight,
         Setting.MAX_BYTES: max_bytes,
         Setting.MAX_RESULT_BYTES: max_result_bytes,
     }
@@ -142,7 +150,7 @@ def render(tenants: list[TenantLimits]) -> Table:
     table = Table(title="Tenants", title_justify="left", box=box.SIMPLE, padding=0)
     table.caption = _caption(tenants)
     table.add_column("tenant", overflow="fold")
-    for title in ("queued", "max jobs", "tokens", "max tokens", *_RATES.values()):
+    for title in ("queued", "max jobs", "tokens", "max tokens", *_OTHERS.values()):
         table.add_column(title, justify="right")
     for tenant in tenants:
         row = (
@@ -150,7 +158,7 @@ def render(tenants: list[TenantLimits]) -> Table:
             _told(tenant, Setting.MAX_JOBS),
             f"{tenant.queued_tokens:,}",
             _told(tenant, Setting.MAX_TOKENS),
-            *(_told(tenant, name) for name in _RATES),
+            *(_told(tenant, name) for name in _OTHERS),
         )
         # Text, not markup: anybody may have written there.
         table.add_row(*map(Text, (tenant.tenant, *row)))

@@ -31,6 +31,10 @@ class FifoLanes:
         """Return how many tenants have jobs in a class."""
         return len(self._tenants[rank])
 
+    def num_jobs(self, rank: int) -> int:
+        """Return how many jobs wait in a class."""
+        return self._tenants[rank].total()
+
     def add(self, job: WaitingJob, now: float) -> None:
         """Let a job wait; it is no particular worker's."""
         self._jobs[_place_of(job)] = job

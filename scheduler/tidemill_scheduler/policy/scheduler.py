@@ -1,8 +1,8 @@
 """Which job goes to which worker, and next: pure decisions over plain data."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from tidemill.protocol.calls import Backlog
 from tidemill.protocol.messages import KvEvents, KvSnapshot, WorkerInfo, WorkerStatus
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE
 from tidemill_scheduler.jobs import WaitingJob
@@ -17,15 +17,6 @@ from tidemill_scheduler.workers import Worker
 MAX_PER_TICK = 256
 
 _DEFAULT_SETTINGS = PolicySettings()
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What waits: uncached prompt tokens and tenants of each class, and how fast workers are."""
-
-    work_by_class: tuple[float, float, float]
-    num_tenants_by_class: tuple[int, int, int]
-    tokens_per_second: float
 
 
 class Scheduler:
@@ -88,14 +79,20 @@ class Scheduler:
         """The models that registered workers serve."""
         return frozenset(model for model, desk in self._desks.items() if len(desk.fleet))
 
-    def load(self) -> Load:
-        """Return what waits, over all models."""
+    def backlog(self) -> Backlog:
+        """Return what waits, over all models, at the rate that the workers' steps suggest."""
         desks = self._desks.values()
         works = [desk.lanes.work for desk in desks]
         work = [sum(values) for values in zip(*works, strict=True)] or [0.0] * NUM_CLASSES
         tenants = [sum(d.lanes.num_tenants(rank) for d in desks) for rank in range(NUM_CLASSES)]
-        speed = sum(desk.fleet.tokens_per_second for desk in desks)
-        return Load((work[0], work[1], work[2]), (tenants[0], tenants[1], tenants[2]), speed)
+        jobs = [sum(d.lanes.num_jobs(rank) for d in desks) for rank in range(NUM_CLASSES)]
+        return Backlog(
+            work_by_class=(work[0], work[1], work[2]),
+            num_tenants_by_class=(tenants[0], tenants[1], tenants[2]),
+            tokens_per_second=sum(desk.fleet.tokens_per_second for desk in desks),
+            num_jobs_by_class=(jobs[0], jobs[1], jobs[2]),
+            class_weights=self._settings.class_weights,
+        )
 
     def add_job(self, job: WaitingJob) -> WaitingJob | None:
         """Let a job wait; returns the older pointer of the same job that this one replaces."""

@@ -53,8 +53,8 @@ class TenantLine:
     def add(self, job: WaitingJob, now: float, *, is_interactive: bool) -> str | None:
         """Let a job wait in one of the lanes; returns whose turn it is to take it, if known."""
         tenant = job.tenant
-        if tenant not in self._num_jobs:
-            self._shares.activate(tenant, self._weight_of(tenant))
+        # Not only with its first job: its weight may have changed.
+        self._shares.activate(tenant, self._weight_of(tenant))
         self._num_jobs[tenant] = self._num_jobs.get(tenant, 0) + 1
         if is_interactive:
             return self._interactive.add(job, now)

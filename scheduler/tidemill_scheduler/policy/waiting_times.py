@@ -1,22 +1,17 @@
 """How long a new job would wait: pure."""
 
-from dataclasses import dataclass
+from dataclasses import replace
+
+from tidemill.protocol.calls import Backlog
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """What waits in the classes of priority, the best first, and how fast it goes down.
-
-    ``work_by_class`` is in the tokens that tenants are charged for, ``tokens_per_second`` what is
-    charged per second while there is work, 0 if that is unknown; ``class_weights`` are the shares
-    of the classes while all of them wait.
-    """
-
-    work_by_class: tuple[float, float, float]
-    num_tenants_by_class: tuple[int, int, int]
-    tokens_per_second: float
-    num_jobs_by_class: tuple[int, int, int]
-    class_weights: tuple[float, float, float] = (8.0, 4.0, 1.0)
+def at_pace(backlog: Backlog, jobs_per_second: float) -> Backlog:
+    """Return the backlog with its rate as measured in jobs, of the mean work of those that wait."""
+    num_jobs = sum(backlog.num_jobs_by_class)
+    if jobs_per_second <= 0 or not num_jobs:
+        return backlog
+    rate = jobs_per_second * sum(backlog.work_by_class) / num_jobs
+    return replace(backlog, tokens_per_second=rate)
 
 
 def waiting_seconds(

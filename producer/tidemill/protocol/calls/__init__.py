@@ -8,6 +8,7 @@ from tidemill.protocol.calls.attempts import (
     promote,
     release,
 )
+from tidemill.protocol.calls.backlog import Backlog
 from tidemill.protocol.calls.endings import (
     MAX_CRASHES,
     NackOutcome,
@@ -55,6 +56,7 @@ from tidemill.protocol.calls.submitting import (
     admit,
     answer,
     close_batch,
+    is_at_risk,
     queue_class,
     queue_name,
     salt,
@@ -67,6 +69,7 @@ __all__ = [
     "MAX_CRASHES",
     "MAX_HINTS",
     "REF_FIELDS",
+    "Backlog",
     "Beat",
     "Dispatched",
     "Entry",
@@ -95,6 +98,7 @@ __all__ = [
     "expire",
     "finish",
     "hint",
+    "is_at_risk",
     "job_of",
     "lead",
     "measure",

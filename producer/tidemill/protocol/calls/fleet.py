@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tidemill.protocol.calls.backlog import Backlog
 from tidemill.protocol.calls.job_ref import JobRef
 from tidemill.protocol.calls.lifetimes import LOG_TTL_MS, MODEL_TTL_MS
 from tidemill.protocol.calls.reading import Fields, written_entries
@@ -29,7 +30,8 @@ class Measures:
     """What a leader has measured: jobs, tokens and bytes that end per second, and its server.
 
     ``max_bytes`` bounds the requests of all jobs that have not ended, 0 for no bound;
-    ``durability`` is the level of the server process ``run_id``.
+    ``durability`` is the level of the server process ``run_id``; ``backlog`` what waits in the
+    classes of priority, None if that is unknown.
     """
 
     jobs_per_second: float
@@ -38,6 +40,7 @@ class Measures:
     max_bytes: int
     durability: str
     run_id: str
+    backlog: Backlog | None = None
 
 
 def beat(
@@ -167,6 +170,7 @@ def measure(keys: ShardKeys, measures: Measures) -> Call[int]:
             measures.max_bytes or "",
             measures.durability,
             measures.run_id,
+            "" if measures.backlog is None else measures.backlog.told(),
         ),
         int,
     )

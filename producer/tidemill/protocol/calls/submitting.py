@@ -49,13 +49,20 @@ class Submitted:
     """Reply of submit: ``created`` is false when the same job was accepted before.
 
     ``durability`` is the level of the server with ``run_id`` as the leader has seen it, both empty
-    before there was a leader.
+    before there was a leader.  ``wait_ms`` is how long the job is likely to wait for a worker, its
+    delay included, None if that is unknown or the job is not new.
     """
 
     created: bool
     job_id: str
     durability: str = ""
     run_id: str = ""
+    wait_ms: int | None = None
+
+
+def is_at_risk(terms: JobTerms, wait_ms: int | None) -> bool:
+    """Whether a job that is likely to wait so long will do so beyond its deadline."""
+    return wait_ms is not None and 0 < terms.deadline_ms < wait_ms
 
 
 def queue_class(priority: int) -> str:
@@ -140,7 +147,14 @@ def _submit_args(keys: ShardKeys, job: NewJob) -> tuple[Field, ...]:
 
 
 def _submitted(reply: Sequence[Any]) -> Submitted:
-    return Submitted(bool(reply[0]), *map(text, reply[1:]))
+    created, job_id, durability, run_id, wait_ms = reply
+    return Submitted(
+        bool(created),
+        text(job_id),
+        text(durability),
+        text(run_id),
+        None if wait_ms < 0 else int(wait_ms),
+    )
 
 
 def salt(keys: ShardKeys, *, tenant: str, random: bytes) -> Call[bytes]:

@@ -23,6 +23,8 @@ local MAX_LETTERS = 10000
 local MAX_COMMANDS = 10000
 local MAX_STATUSES = 1000
 local MAX_SETTING = 1e15
+local MIN_WEIGHT = 0.1
+local MAX_WEIGHT = 100
 local LIBRARY_TTL_MS = 86400000
 local ANNOUNCE_EVERY_MS = 60000
 
@@ -39,6 +41,12 @@ end
 local function setting(value)
   local n = tonumber(value or nil)
   return n and n >= 0 and n <= MAX_SETTING and math.floor(n) == n and n or nil
+end
+
+-- A tenant's weight, if it is one.
+local function weight(value)
+  local n = tonumber(value or nil)
+  return n and n >= MIN_WEIGHT and n <= MAX_WEIGHT and n or nil
 end
 
 local function count(cnt, field, by)

@@ -2,6 +2,9 @@ local MIN_RETRY_MS = 100
 local MAX_RETRY_MS = 60000
 local DEFAULT_RETRY_MS = 1000
 local BATCH_TTL_MS = 30 * 86400000
+-- What the leader tells of the backlog holds for so long.
+local BACKLOG_MS = 10000
+local MAX_WAIT_MS = 1e15
 -- Of an entry of the front door that is kept as a dead letter.
 local MAX_LETTER_BODY = 16384
 
@@ -13,10 +16,12 @@ end
 
 local function limits_of(cfg, tenant)
   local v = redis.call('HMGET', cfg, 'jobs:' .. tenant, 'jobs:*', 'tokens:' .. tenant, 'tokens:*',
-    'rpm:' .. tenant, 'rpm:*', 'tpm:' .. tenant, 'tpm:*', 'bytes')
+    'rpm:' .. tenant, 'rpm:*', 'tpm:' .. tenant, 'tpm:*', 'bytes',
+    'weight:' .. tenant, 'weight:*')
   local function own_or_common(i) return setting(v[i]) or setting(v[i + 1]) end
   return {jobs = own_or_common(1), tokens = own_or_common(3), rpm = own_or_common(5),
-    tpm = own_or_common(7), bytes = setting(v[9])}
+    tpm = own_or_common(7), bytes = setting(v[9]),
+    weight = weight(v[10]) or weight(v[11]) or 1}
 end
 
 local function read_counts(cnt, tenant)
@@ -85,6 +90,27 @@ local function take_rate(rl, limits, tokens, t)
   redis.call('PEXPIRE', rl, full)
 end
 
+-- How long a job that joins a queue now is likely to wait there; -1 if that is unknown.
+-- told = '<ms> <work per second>', then of each class '<work> <jobs> <tenants> <weight>'; see
+-- waiting_seconds in tidemill_scheduler.policy.waiting_times, which this repeats.
+local function waiting_ms(told, t, queue, input, own_weight)
+  local v = {}
+  for part in string.gmatch(told or '', '%S+') do v[#v + 1] = number(part) end
+  if #v ~= 14 or t - v[1] > BACKLOG_MS or v[2] <= 0 then return -1 end
+  local at = 3 + 4 * number(string.sub(queue, 2, 2))
+  local work, jobs, tenants, share = v[at], v[at + 1], v[at + 2], v[at + 3]
+  local own_jobs, own = redis.call('XLEN', input), 0
+  if jobs > 0 then own = math.min(work, own_jobs * work / jobs) end
+  local others = math.max(0, tenants - math.min(1, own_jobs))
+  local served = math.min(work, own * (1 + others / own_weight))
+  local total = served
+  for other = 3, 11, 4 do
+    if other ~= at then total = total + math.min(v[other], served / share * v[other + 3]) end
+  end
+  local ms = 1000 * total / v[2]
+  return ms >= 0 and ms <= MAX_WAIT_MS and math.floor(ms + 0.5) or -1
+end
+
 -- A batch lives until its last job has ended, and then for a while.
 local function join_batch(batch, members, id)
   redis.call('HINCRBY', batch, 'total', 1)
@@ -108,19 +134,19 @@ end
 -- ARGV id tenant queue model priority request routing_key cost tokens body_sha max_queued idem_key
 --      bell v delay_ms not_before_ms deadline_ms max_queue_ms stall_ms max_retries batch parent
 --      max_output hint_depth
--- -> {1, id, level, run_id} created | {0, id, level, run_id} existed already
+-- -> {1, id, level, run_id, wait_ms} created | {0, id, level, run_id, -1} existed already
 -- errors CONFLICT id, NOSALT, BATCHCLOSED, QUEUEFULL what used retry_ms,
 --        RATELIMITED what limit retry_ms
 local function submit(K, A)
-  local measured = redis.call('HMGET', K[8], 'rj', 'rt', 'rb', 'mb', 'lv', 'rid')
+  local measured = redis.call('HMGET', K[8], 'rj', 'rt', 'rb', 'mb', 'lv', 'rid', 'bk')
   local level, run_id = measured[5] or '', measured[6] or ''
-  if redis.call('EXISTS', K[1]) == 1 then return {0, A[1], level, run_id} end
+  if redis.call('EXISTS', K[1]) == 1 then return {0, A[1], level, run_id, -1} end
   if A[12] ~= '' then
     local known = redis.call('GET', K[4])
     if known then
       local sha, id = string.match(known, '^(%S+) (%S+)$')
       if sha ~= A[10] then return redis.error_reply('CONFLICT ' .. id) end
-      return {0, id, level, run_id}
+      return {0, id, level, run_id, -1}
     end
   end
   local salt = redis.call('HGET', K[6], A[2])
@@ -139,6 +165,8 @@ local function submit(K, A)
   local ready = math.max(after(A[15]), number(A[16]))
   local v = {st = ready > t and 'delayed' or 'queued', f = 0, dl = after(A[17]), qdl = 0,
     sm = number(A[19]), td = 0, tp = 0}
+  local wait = waiting_ms(measured[7], t, A[3], K[2], limits.weight)
+  if wait >= 0 then wait = wait + math.max(0, ready - t) end
   -- A delayed job's time in the queue begins when it may run.
   if number(A[18]) > 0 then v.qdl = math.max(t, ready) + number(A[18]) end
   if A[12] ~= '' then redis.call('SET', K[4], A[10] .. ' ' .. A[1]) end
@@ -158,7 +186,7 @@ local function submit(K, A)
   count_new(K[5], A[2], counts, #A[6], tokens)
   if A[21] ~= '' then join_batch(K[12], K[13], A[1]) end
   announce(K[14], t)
-  return {1, A[1], level, run_id}
+  return {1, A[1], level, run_id, wait}
 end
 
 -- Submits what an entry of the front door asks for, unless that was answered or another one leads:

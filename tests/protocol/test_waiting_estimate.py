@@ -1,0 +1,180 @@
+"""The waiting time that submit returns, against the formula of the scheduler."""
+
+import math
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support import shard
+from support.shard import KEYS
+from tidemill.protocol import calls
+from tidemill.protocol.calls import Backlog, Measures, NewJob
+from tidemill.protocol.functions import run
+from tidemill.protocol.ids import new_job_id
+from tidemill.protocol.messages import GenerateRequest, JobTerms
+from tidemill_scheduler.policy.waiting_times import waiting_seconds
+
+pytestmark = pytest.mark.leaks_keys
+
+#: 100 jobs of 50 tokens of 5 tenants in the standard class, 10 and 20 jobs in the others.
+BACKLOG = Backlog((500.0, 5_000.0, 4_000.0), (2, 5, 1), 100.0, (10, 100, 20))
+
+
+def tell(client: redis.Redis, backlog: Backlog | None) -> None:
+    run(client, calls.measure(KEYS, Measures(1.0, 1.0, 1.0, 0, "fsync", "r1", backlog)))
+
+
+def submit(
+    client: redis.Redis, priority: int = 0, tenant: str = "default", terms: JobTerms | None = None
+) -> int | None:
+    request = GenerateRequest(model="m", prompt_ids=(1,), priority=priority, tenant=tenant)
+    run(client, calls.salt(KEYS, tenant=tenant, random=b"\x07" * 16))
+    job = NewJob(new_job_id(), request, cost=1, terms=terms or JobTerms())
+    reply = run(client, calls.submit(KEYS, job))
+    assert reply.created
+    return reply.wait_ms
+
+
+def in_ms(seconds: float | None) -> int:
+    assert seconds is not None
+    return math.floor(1000 * seconds + 0.5)
+
+
+def test_nobody_knows_the_wait_before_there_is_a_leader(redis_client: redis.Redis) -> None:
+    assert submit(redis_client) is None
+
+
+def test_a_leader_that_does_not_know_its_backlog_gives_no_estimate(
+    redis_client: redis.Redis,
+) -> None:
+    tell(redis_client, None)
+    assert submit(redis_client) is None
+
+
+def test_a_leader_without_a_rate_gives_no_estimate(redis_client: redis.Redis) -> None:
+    tell(redis_client, Backlog((1.0, 1.0, 1.0), (1, 1, 1), 0.0, (1, 1, 1)))
+    assert submit(redis_client) is None
+
+
+def test_the_wait_grows_with_each_job_of_the_tenant(redis_client: redis.Redis) -> None:
+    tell(redis_client, BACKLOG)
+    waits = [submit(redis_client) for _ in range(5)]
+    assert waits == [in_ms(waiting_seconds(BACKLOG, 1, number)) for number in range(5)]
+    # A job of 50 tokens, as much for each of 4 tenants, all 500 of p0 (at twice the share), 62.5.
+    assert waits[:2] == [0, 8125]
+
+
+@pytest.mark.parametrize(("priority", "rank"), [(-5, 0), (0, 1), (7, 2)])
+def test_only_the_jobs_of_the_same_class_go_first(
+    redis_client: redis.Redis, priority: int, rank: int
+) -> None:
+    tell(redis_client, BACKLOG)
+    for other in (-1, 0, 1):
+        submit(redis_client, priority=other)
+    assert submit(redis_client, priority=priority) == in_ms(waiting_seconds(BACKLOG, rank, 1))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "weight"),
+    [
+        ("weight:default", "4", 4.0),
+        ("weight:*", "2.5", 2.5),
+        ("weight:red", "9", 1.0),
+        ("weight:default", "0", 1.0),
+        ("weight:default", "1e9", 1.0),
+        ("weight:default", "heavy", 1.0),
+    ],
+)
+def test_a_tenants_weight_shortens_its_wait(
+    redis_client: redis.Redis, field: str, value: str, weight: float
+) -> None:
+    redis_client.hset(KEYS.settings, field, value)
+    tell(redis_client, BACKLOG)
+    submit(redis_client)
+    assert submit(redis_client) == in_ms(waiting_seconds(BACKLOG, 1, 1, weight))
+
+
+work = st.floats(0, 1e9).map(lambda tokens: round(tokens, 3))
+many = st.integers(0, 1000)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    backlog=st.builds(
+        Backlog,
+        work_by_class=st.tuples(work, work, work),
+        num_tenants_by_class=st.tuples(many, many, many),
+        tokens_per_second=st.integers(1, 10**6).map(float),
+        num_jobs_by_class=st.tuples(many, many, many),
+    ),
+    own=st.integers(0, 4),
+    priority=st.integers(-1, 1),
+    weight=st.sampled_from([0.1, 1.0, 2.0, 100.0]),
+)
+def test_the_library_and_the_scheduler_agree(
+    redis_client: redis.Redis, backlog: Backlog, own: int, priority: int, weight: float
+) -> None:
+    redis_client.delete(KEYS.ingress(f"p{priority + 1}:default"))
+    redis_client.hset(KEYS.settings, "weight:default", f"{weight}")
+    tell(redis_client, backlog)
+    for _ in range(own):
+        submit(redis_client, priority=priority)
+    expected = waiting_seconds(backlog, priority + 1, own, weight)
+    assert expected is not None
+    assert submit(redis_client, priority=priority) == pytest.approx(
+        1000 * expected, abs=1, rel=1e-9
+    )
+
+
+def test_what_a_leader_told_long_ago_is_no_estimate(redis_client: redis.Redis) -> None:
+    tell(redis_client, BACKLOG)
+    told_ms, rest = redis_client.hget(KEYS.measures, "bk").split(b" ", 1)
+    redis_client.hset(KEYS.measures, "bk", b"%d %b" % (int(told_ms) - 9_000, rest))
+    assert submit(redis_client) is not None
+    redis_client.hset(KEYS.measures, "bk", b"%d %b" % (int(told_ms) - 10_001, rest))
+    assert submit(redis_client) is None
+
+
+@pytest.mark.parametrize(
+    "told", ["", "1 2 3", "x y", "nan " * 14, "inf " * 14, "1 " * 13, "9e99 1" + " 0" * 12]
+)
+def test_a_damaged_backlog_stops_no_submission(redis_client: redis.Redis, told: str) -> None:
+    redis_client.hset(KEYS.measures, "bk", told)
+    assert submit(redis_client) in (None, 0)
+    assert Backlog.read(told.encode(), 0) is None or told.startswith("9e99")
+
+
+def test_a_delay_comes_on_top(redis_client: redis.Redis) -> None:
+    tell(redis_client, BACKLOG)
+    submit(redis_client)
+    assert submit(redis_client, terms=JobTerms(delay_ms=60_000)) == 60_000 + 8_125
+
+
+def test_a_job_that_was_there_already_has_no_estimate(redis_client: redis.Redis) -> None:
+    tell(redis_client, BACKLOG)
+    job_id = shard.submit(redis_client)
+    again = run(redis_client, calls.submit(KEYS, NewJob(job_id, shard.REQUEST)))
+    assert (again.created, again.wait_ms) == (False, None)
+
+
+def test_what_is_told_can_be_read(redis_client: redis.Redis) -> None:
+    tell(redis_client, BACKLOG)
+    now = shard.server_ms(redis_client)
+    told = redis_client.hget(KEYS.measures, "bk")
+    assert Backlog.read(told, now) == BACKLOG
+    assert Backlog.read(told, now + 11_000) is None
+    assert Backlog.read(None, now) is None
+
+
+@pytest.mark.parametrize(
+    ("deadline_ms", "wait_ms", "is_at_risk"),
+    [(0, 10**9, False), (5_000, 5_000, False), (5_000, 5_001, True), (5_000, None, False)],
+)
+def test_a_deadline_before_the_end_of_the_wait_is_at_risk(
+    deadline_ms: int, wait_ms: int | None, is_at_risk: bool
+) -> None:
+    assert calls.is_at_risk(JobTerms(deadline_ms=deadline_ms), wait_ms) is is_at_risk
