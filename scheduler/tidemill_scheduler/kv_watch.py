@@ -117,8 +117,9 @@ class KvWatch:
         tail: list[KvEvents] = []
         async for data in self._backwards(worker_id, bounded=snapshot is None):
             events = self._decode(worker_id, data, KvEvents)
-            if events is None or (tail and events.seq != tail[-1].seq - 1):
+            if events is None or (tail and not tail[-1].seq - 1 <= events.seq <= tail[-1].seq):
                 break
+            # A worker that missed the reply to a report has written it twice.
             tail.append(events)
             if snapshot is not None and events.seq <= snapshot.seq + 1:
                 break

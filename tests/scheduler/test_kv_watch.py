@@ -167,6 +167,23 @@ async def test_where_the_stream_was_trimmed_behind_the_snapshot_nothing_is_claim
     assert reader.known == hashes(4, 5, 6)
 
 
+async def test_a_report_that_was_written_twice_counts_once(
+    reader: Reader, worker: CachingWorker, redis_client: redis.Redis
+) -> None:
+    worker.change(hashes(1))
+    for number in range(2, 6):
+        worker.change(hashes(number), hashes(number - 1))
+        redis_client.xadd(STREAM, redis_client.xrevrange(STREAM, count=1)[0][1])
+
+    await reader.watch.recover()
+    assert reader.known == worker.held == hashes(5)
+    worker.change(hashes(6), hashes(5))
+    redis_client.xadd(STREAM, redis_client.xrevrange(STREAM, count=1)[0][1])
+    await reader.read()
+
+    assert reader.known == hashes(6) and not reader.watch.is_due
+
+
 async def test_where_an_entry_behind_the_snapshot_is_missing_nothing_before_it_is_claimed(
     reader: Reader, worker: CachingWorker, redis_client: redis.Redis
 ) -> None:
@@ -326,7 +343,9 @@ def shared_url(valkey_server: object) -> Iterator[str]:
 CHANGE = st.tuples(
     st.just("change"), st.frozensets(st.integers(0, 9), max_size=3), st.integers(0, 9)
 )
-OTHER = st.sampled_from(["read", "recover", "status", "lose", "trim", "nonsense", "snapshot"])
+OTHER = st.sampled_from(
+    ["read", "recover", "status", "lose", "trim", "repeat", "nonsense", "snapshot"]
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -367,12 +386,19 @@ async def _do(step: object, worker: CachingWorker, reader: Reader, sync: redis.R
             await reader.watch.recover()
         case "status":
             worker.report()
-        case "lose":
-            if newest := sync.xrevrange(STREAM, count=1):
-                sync.xdel(STREAM, newest[0][0])
-        case "trim":
-            sync.xtrim(STREAM, maxlen=2, approximate=False)
-        case "nonsense":
-            sync.xadd(STREAM, {"s": b"", "k": b"nonsense"})
         case "snapshot":
             sync.set(SNAPSHOT, worker.snapshot())
+        case _:
+            _spoil(step, sync)
+
+
+def _spoil(step: object, sync: redis.Redis) -> None:
+    newest = sync.xrevrange(STREAM, count=1)
+    if step == "lose" and newest:
+        sync.xdel(STREAM, newest[0][0])
+    elif step == "repeat" and newest:
+        sync.xadd(STREAM, newest[0][1])
+    elif step == "trim":
+        sync.xtrim(STREAM, maxlen=2, approximate=False)
+    elif step == "nonsense":
+        sync.xadd(STREAM, {"s": b"", "k": b"nonsense"})
