@@ -22,6 +22,7 @@ from tidemill_scheduler.job_life import JobLife
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.leadership import Leadership
 from tidemill_scheduler.libraries import Libraries
+from tidemill_scheduler.limits import TenantWeights
 from tidemill_scheduler.measures import Meter
 from tidemill_scheduler.policy.scheduler import Scheduler
 from tidemill_scheduler.reaper import Reaper
@@ -50,9 +51,11 @@ class Term:
         self._config = config
         self._health = health
         self._leadership = leadership
+        weights = TenantWeights()
         self._scheduler = Scheduler(
             silent_seconds=config.lease_seconds * config.silent_share,
             age_seconds=config.age_seconds,
+            weight_of=weights,
         )
         self._dispatcher = Dispatcher(
             client, keys, self._scheduler, health, epoch=leadership.epoch, lease_ms=config.lease_ms
@@ -97,7 +100,7 @@ class Term:
         self._job_life = JobLife(client, keys, grace, self._scheduler.forget)
         self._audit = Audit(client, keys, self._scheduler, ingress)
         self._retention = Retention(client, keys)
-        self._meter = Meter(client, keys, health)
+        self._meter = Meter(client, keys, health, backlog=self._scheduler.backlog, weights=weights)
         self._libraries = Libraries(client, keys)
 
     async def run(self) -> None:
