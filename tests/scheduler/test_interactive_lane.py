@@ -102,15 +102,22 @@ def test_a_short_prefill_overtakes_and_a_long_wait_wins() -> None:
     assert lane.peek("a", "t", 10.0) is long
 
 
-def test_a_job_whose_sibling_was_sent_becomes_a_short_one() -> None:
+@pytest.mark.parametrize("num_others", [1, 100])
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_a_job_whose_sibling_was_sent_becomes_a_short_one(
+    num_others: int, is_told_first: bool
+) -> None:
     lane, residency, _ = make_lane("a")
     leader, follower = lane_job((*LONG, 1)), lane_job((*LONG, 2), cost=700)
-    other = lane_job((5,), cost=500)
-    for job in (leader, follower, other):
+    others = [lane_job((5, n), cost=500) for n in range(num_others)]
+    for job in (leader, follower, *others):
         lane.add(job, 0.0)
-    assert lane.peek("a", "t", 0.0) is other
-    residency.dispatched("a", leader.kv_key)
+    assert lane.peek("a", "t", 0.0) is others[0]
+    if is_told_first:
+        residency.dispatched("a", leader.kv_key)
     lane.take(leader, "a", 0.0)
+    if not is_told_first:
+        residency.dispatched("a", leader.kv_key)
     assert lane.peek("a", "t", 0.0) is follower
 
 

@@ -17,8 +17,8 @@ _NUM_LEAST_LOADED = 2
 _NUM_NEIGHBOURS = 2
 
 #: Jobs of a queue that are looked at for a steal, and the best of them that are looked at twice.
-_NUM_SAMPLED = 64
-_NUM_VERIFIED = 8
+_NUM_SAMPLED = 24
+_NUM_VERIFIED = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from tidemill_scheduler.policy.sibling_order import SiblingOrder
 
 #: Neighbours on each side that are looked at when a job is sent, of those so many for whose prices
 #: that makes a difference, and so many in a row for whose it makes none.
-_NUM_NEIGHBOURS = 64
+_NUM_NEIGHBOURS = 32
 _NUM_REPRICED = 8
 _NUM_UNCHANGED = 4
 
 #: Jobs without a worker that get one whenever the lane is asked for something.
-_NUM_ADOPTED = 64
+_NUM_ADOPTED = 16
 
 
 class InteractiveLane:
@@ -57,6 +57,10 @@ class InteractiveLane:
 
     def __contains__(self, job: WaitingJob) -> bool:
         return job.job_id in self._bound
+
+    def jobs(self) -> list[WaitingJob]:
+        """Return all jobs here, in the order they came."""
+        return [bound.job for bound in self._bound.values()]
 
     @property
     def work(self) -> int:
@@ -176,8 +180,12 @@ class InteractiveLane:
     def _reprice_siblings(self, taken: BoundJob, worker_id: str) -> None:
         """Let those that wait for the worker profit from what the job leaves in its cache.
 
-        A few are enough: when these are sent, their neighbours have their turn.
+        A few are enough: when these are sent, their neighbours have their turn.  Those of a short
+        queue are looked up at every pick anyway.
         """
+        queue = self._queues.get(worker_id)
+        if queue is None or queue.is_exact(taken.job.tenant):
+            return
         for side in self._siblings.sides(taken, _NUM_NEIGHBOURS):
             num_changed = num_unchanged = 0
             for other in side:

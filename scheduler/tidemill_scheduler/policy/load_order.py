@@ -31,7 +31,12 @@ class LoadOrder:
         """Take in a worker."""
         self._loads[worker_id] = self._load_of(worker_id)
         self._rotation.append(worker_id)
-        self._push(worker_id)
+        if len(self._loads) == _EXACT_SIZE + 1:
+            # Until now nobody took note of any changes.
+            self._loads = {i: self._load_of(i) for i in self._loads}
+            self._rebuild()
+        elif not self._is_small:
+            self._push(worker_id)
 
     def remove(self, worker_id: str) -> None:
         """Forget a worker, in time proportional to the number of workers; raises ``KeyError``."""
@@ -40,6 +45,8 @@ class LoadOrder:
 
     def changed(self, worker_id: str) -> None:
         """Look at a worker's load again; raises ``KeyError``."""
+        if self._is_small:
+            return
         load = self._load_of(worker_id)
         if load != self._loads[worker_id]:
             self._loads[worker_id] = load
@@ -47,7 +54,7 @@ class LoadOrder:
 
     def least(self, count: int) -> list[str]:
         """Return up to ``count`` workers, the least loaded first."""
-        if len(self._loads) <= _EXACT_SIZE:
+        if self._is_small:
             return sorted(self._loads, key=lambda i: (self._load_of(i), i))[:count]
         self._refresh()
         found: list[str] = []
@@ -69,9 +76,16 @@ class LoadOrder:
             self._cursor = (self._cursor + 1) % len(self._rotation)
             self.changed(self._rotation[self._cursor])
 
+    @property
+    def _is_small(self) -> bool:
+        return len(self._loads) <= _EXACT_SIZE
+
     def _push(self, worker_id: str) -> None:
         if len(self._heap) > 4 * len(self._loads) + 64:
-            self._heap = [(load, i) for i, load in self._loads.items()]
-            heapify(self._heap)
-            return
-        heappush(self._heap, (self._loads[worker_id], worker_id))
+            self._rebuild()
+        else:
+            heappush(self._heap, (self._loads[worker_id], worker_id))
+
+    def _rebuild(self) -> None:
+        self._heap = [(load, worker_id) for worker_id, load in self._loads.items()]
+        heapify(self._heap)

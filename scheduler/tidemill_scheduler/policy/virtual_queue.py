@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, KeysView
 from itertools import chain, islice
 
 from tidemill_scheduler.policy.bound_job import BoundJob
-from tidemill_scheduler.policy.tenant_queue import TenantQueue
+from tidemill_scheduler.policy.tenant_queue import EXACT_SIZE, TenantQueue
 
 
 class VirtualQueue:
@@ -62,6 +62,11 @@ class VirtualQueue:
         """Return a tenant's next job; ``busy_seconds`` of work are at the worker already."""
         queue = self._tenants.get(tenant)
         return None if queue is None else queue.pick(now, busy_seconds + self.seconds)
+
+    def is_exact(self, tenant: str) -> bool:
+        """Whether a tenant's jobs here are few enough for every price to be looked up at a pick."""
+        queue = self._tenants.get(tenant)
+        return queue is None or len(queue) <= EXACT_SIZE
 
     def samples(self, limit: int) -> Iterator[BoundJob]:
         """Yield up to ``limit`` jobs, with all lengths of prefill among them."""
