@@ -51,11 +51,11 @@ class Term:
         self._config = config
         self._health = health
         self._leadership = leadership
-        weights = TenantWeights()
+        self._weights = TenantWeights()
         self._scheduler = Scheduler(
             silent_seconds=config.lease_seconds * config.silent_share,
             age_seconds=config.age_seconds,
-            weight_of=weights,
+            weight_of=self._weights,
         )
         self._dispatcher = Dispatcher(
             client, keys, self._scheduler, health, epoch=leadership.epoch, lease_ms=config.lease_ms
@@ -100,7 +100,9 @@ class Term:
         self._job_life = JobLife(client, keys, grace, self._scheduler.forget)
         self._audit = Audit(client, keys, self._scheduler, ingress)
         self._retention = Retention(client, keys)
-        self._meter = Meter(client, keys, health, backlog=self._scheduler.backlog, weights=weights)
+        self._meter = Meter(
+            client, keys, health, backlog=self._scheduler.backlog, weights=self._weights
+        )
         self._libraries = Libraries(client, keys)
 
     async def run(self) -> None:
@@ -111,6 +113,8 @@ class Term:
         """
         with translate():
             await self._reaper.begin()
+            # Before the first jobs are shared out.
+            await self._weights.refresh(self._client, self._keys)
         duties = (
             self._leadership.hold(),
             self._watch.run(),

@@ -14,7 +14,7 @@ from support.fake_mill import KEYS, FakeMill
 from tidemill import ConfigError, InvalidRequest, Producer
 from tidemill.cli.main import main
 from tidemill.protocol import calls
-from tidemill.protocol.calls import Measures
+from tidemill.protocol.calls import Backlog, Measures
 from tidemill.protocol.functions import run
 
 Tidemill = Callable[..., Outcome]
@@ -93,6 +93,45 @@ def test_a_full_queue_says_when_to_try_again(
     assert end.value.code == 1
     told = capsys.readouterr().err.splitlines()
     assert told == ["error: the tenant already has 0 queued jobs. Try again in 1.0 s."]
+
+
+@pytest.fixture
+def ten_jobs_at_two_a_second(redis_client: redis.Redis, mill: FakeMill, producer: Producer) -> None:
+    for _ in range(10):
+        producer.submit([1])
+    backlog = Backlog((0.0, 1_000.0, 0.0), (0, 1, 0), 200.0, (0, 10, 0))
+    run(redis_client, calls.measure(KEYS, Measures(2.0, 0.0, 0.0, 0, "fsync", "run", backlog)))
+
+
+@pytest.mark.usefixtures("ten_jobs_at_two_a_second")
+def test_who_leaves_is_told_how_long_the_job_is_likely_to_wait(tidemill: Tidemill) -> None:
+    outcome = tidemill("submit", "a", "--detach")
+    assert outcome.stdout.startswith("job_")
+    assert outcome.stderr == "a wait of about 5.0 s is likely\n"
+
+
+@pytest.mark.usefixtures("ten_jobs_at_two_a_second")
+def test_a_deadline_that_cannot_be_kept_is_told_and_the_job_is_queued(
+    tidemill: Tidemill, redis_client: redis.Redis
+) -> None:
+    outcome = tidemill("submit", "a", "--detach", "--deadline", "4")
+    assert outcome.stderr == (
+        "warning: a wait of about 5.0 s is likely, longer than the deadline; the job is queued\n"
+    )
+    assert redis_client.hget(KEYS.job(outcome.stdout.strip()), "st") == b"queued"
+
+
+@pytest.mark.usefixtures("ten_jobs_at_two_a_second")
+def test_the_status_tells_how_much_work_waits_in_each_class(tidemill: Tidemill) -> None:
+    text = tidemill("status").stdout
+    assert "work that waits: interactive 0.0 s, standard 5.0 s, batch 0.0 s" in text
+    shown = json.loads(tidemill("status", "--json").stdout)["backlog"]
+    assert shown["num_jobs_by_class"] == [0, 10, 0]
+
+
+def test_without_an_estimate_nothing_is_told(tidemill: Tidemill, mill: FakeMill) -> None:
+    assert tidemill("submit", "a", "--detach", "--deadline", "1").stderr == ""
+    assert "work that waits" not in tidemill("status").stdout
 
 
 def test_the_status_shows_what_waits_for_what(

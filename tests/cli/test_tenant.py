@@ -54,6 +54,36 @@ def test_limits_and_use_are_listed(
     assert "1,000,000" in table and "red" in table
 
 
+def test_a_weight_is_set_listed_and_taken_away(
+    tidemill: Tidemill, redis_client: redis.Redis
+) -> None:
+    assert tidemill("tenant", "set", "red", "--weight", "2.5").exit_code == 0
+    assert tidemill("tenant", "set", "*", "--weight", "0.1").exit_code == 0
+    assert redis_client.hgetall(KEYS.settings) == {b"weight:red": b"2.5", b"weight:*": b"0.1"}
+    assert [row["weight"] for row in listed(tidemill).values()] == [0.1, 2.5]
+    assert "2.5" in tidemill("tenant", "list").stdout
+    assert tidemill("tenant", "unset", "red", "--weight").stdout == "1 taken away\n"
+    assert list(listed(tidemill)) == ["*"]
+
+
+@pytest.mark.parametrize("weight", ["0", "0.09", "100.1", "-1", "nan", "heavy"])
+def test_a_weight_out_of_bounds_changes_nothing(
+    tidemill: Tidemill, redis_client: redis.Redis, weight: str
+) -> None:
+    assert tidemill("tenant", "set", "red", "--weight", weight).exit_code != 0
+    assert not redis_client.exists(KEYS.settings)
+
+
+def test_a_weight_that_is_none_is_shown_as_invalid(
+    tidemill: Tidemill, redis_client: redis.Redis
+) -> None:
+    redis_client.hset(KEYS.settings, mapping={"weight:red": "1e1", "weight:blue": "101"})
+    assert "invalid: 1e1" in tidemill("tenant", "list").stdout
+    rows = listed(tidemill)
+    assert (rows["red"]["invalid"], rows["red"]["weight"]) == ({"weight": "1e1"}, None)
+    assert rows["blue"]["invalid"] == {"weight": "101"}
+
+
 def test_limits_are_taken_away(tidemill: Tidemill, redis_client: redis.Redis) -> None:
     tidemill("tenant", "set", "red", "--max-jobs", "1", "--max-tokens", "2", "--back-door", "3")
     tidemill("tenant", "set", "*", "--max-bytes", "9")

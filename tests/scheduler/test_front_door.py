@@ -17,6 +17,7 @@ from support.scheduler_process import (
 )
 from support.shard import KEYS, cancel, lead
 from support.wait import wait_until
+from tidemill.protocol.calls import Backlog
 from tidemill.protocol.codec import decode
 from tidemill.protocol.messages import GenerateRequest
 from tidemill.service.redis import connect_async
@@ -71,6 +72,22 @@ def test_an_entry_becomes_a_job_and_is_answered_with_its_id(
     assert redis_client.hget(KEYS.job(job_id), "mx") == b"7"
     assert not redis_client.xlen(KEYS.front_door)
     assert redis_client.xpending(KEYS.front_door, "sched")["pending"] == 0
+
+
+def test_the_answer_tells_how_long_the_job_is_likely_to_wait(
+    worker: PuppetWorker, redis_client: redis.Redis, leader: SchedulerProcess
+) -> None:
+    def is_told() -> bool:
+        seconds, _ = redis_client.time()
+        backlog = Backlog.read(redis_client.hget(KEYS.measures, "bk"), int(seconds) * 1000)
+        return backlog is not None and backlog.tokens_per_second > 0
+
+    wait_until(is_told, LIVENESS_SECONDS, "the leader tells of no rate")
+
+    told = answer(redis_client, put(redis_client, ids_body()))
+
+    assert told == {"job": told["job"], "wait_ms": 0}
+    assert gather(worker, 1) == [told["job"]]
 
 
 def test_an_entry_written_before_there_was_a_scheduler_is_not_missed(

@@ -7,17 +7,17 @@ import redis
 import redis.asyncio
 
 from support.puppet_worker import PuppetWorker
-from support.scheduler_process import LIVENESS_SECONDS, SchedulerProcess
+from support.scheduler_process import LIVENESS_SECONDS, SchedulerProcess, StartScheduler
 from support.shard import KEYS, cancel, submit
 from support.wait import wait_until
 from tidemill.protocol import calls
-from tidemill.protocol.calls import Measures
+from tidemill.protocol.calls import Backlog, Measures, NewJob
 from tidemill.protocol.errors import QueueFull
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import GenerateRequest
 from tidemill.service.redis import connect_async
-from tidemill_scheduler.limits import Limits, make_limits, read_limits
+from tidemill_scheduler.limits import Limits, TenantWeights, make_limits, read_limits
 from tidemill_scheduler.measures import MEMORY_SECONDS, Rate
 
 
@@ -146,3 +146,109 @@ def test_the_leader_tells_rates_durability_and_server(
     )
     assert (receipt.durability, receipt.run_id) == ("fsync", run_id.decode())
     wait_until(lambda: worker.work_off() is not None and not redis_client.zcard(KEYS.running))
+
+
+async def test_weights_are_read_from_among_all_settings(
+    client: redis.asyncio.Redis, redis_client: redis.Redis
+) -> None:
+    others = {f"{name}:t{n}": n for n in range(2_000) for name in ("jobs", "rpm")}
+    redis_client.hset(KEYS.settings, mapping=others)
+    redis_client.hset(KEYS.settings, mapping={f"weight:t{n}": "0.5" for n in range(3_000)})
+    redis_client.hset(KEYS.settings, mapping={"weight:red": "2.5", "weight:t7": "none"})
+    weights = TenantWeights()
+    assert weights("red") == 1.0
+
+    await weights.refresh(client, KEYS)
+
+    assert [weights(tenant) for tenant in ("red", "t1", "t2999", "t7", "blue")] == [
+        2.5,
+        0.5,
+        0.5,
+        1.0,
+        1.0,
+    ]
+    redis_client.hset(KEYS.settings, "weight:*", "3")
+    redis_client.hdel(KEYS.settings, "weight:red")
+    await weights.refresh(client, KEYS)
+    assert (weights("red"), weights("t1")) == (3.0, 0.5)
+
+
+def submit_as(client: redis.Redis, tenant: str, priority: int = 0, cost: int = 1) -> int | None:
+    """Submit a job; returns its estimated wait."""
+    request = GenerateRequest(model="m", prompt_ids=(1,), tenant=tenant, priority=priority)
+    run(client, calls.salt(KEYS, tenant=tenant, random=b"\x07" * 16))
+    job = NewJob(new_job_id(), request, cost=cost, max_output=1)
+    return run(client, calls.submit(KEYS, job)).wait_ms
+
+
+def told(client: redis.Redis) -> Backlog | None:
+    seconds, _ = client.time()
+    return Backlog.read(client.hget(KEYS.measures, "bk"), int(seconds) * 1000)
+
+
+def work_until_idle(client: redis.Redis, worker: PuppetWorker) -> None:
+    def is_idle() -> bool:
+        worker.work_off()
+        return not (client.zcard(KEYS.active_queues) or client.zcard(KEYS.running))
+
+    wait_until(is_idle, LIVENESS_SECONDS)
+
+
+def test_the_leader_tells_what_waits(leader: SchedulerProcess, redis_client: redis.Redis) -> None:
+    for tenant, priority in (("red", 0), ("red", 0), ("blue", 0), ("red", 5)):
+        submit_as(redis_client, tenant, priority, cost=7)
+
+    def seen() -> Backlog | None:
+        backlog = told(redis_client)
+        return backlog if backlog and sum(backlog.num_jobs_by_class) == 4 else None
+
+    backlog = wait_until(seen, LIVENESS_SECONDS)
+    assert backlog is not None
+    assert backlog.num_jobs_by_class == (0, 3, 1)
+    assert backlog.num_tenants_by_class == (0, 2, 1)
+    assert backlog.work_by_class == (0.0, 21.0, 7.0)
+    # There is no worker that could tell how fast it is.
+    assert submit_as(redis_client, "red") is None
+    work_until_idle(redis_client, PuppetWorker(redis_client))
+
+
+def test_the_pace_at_which_jobs_end_while_others_wait_goes_into_the_estimate(
+    leader: SchedulerProcess, redis_client: redis.Redis
+) -> None:
+    worker = PuppetWorker(redis_client, max_num_seqs=1)
+    for _ in range(20):
+        submit_as(redis_client, "red")
+    last = told(redis_client)
+
+    def is_measured() -> bool:
+        nonlocal last
+        if told(redis_client) != last:
+            # Two jobs a second, whatever a worker with these step times could do.
+            worker.work_off()
+            last = told(redis_client)
+        return last is not None and 0 < last.tokens_per_second < 100
+
+    wait_until(is_measured, LIVENESS_SECONDS)
+    wait_ms = submit_as(redis_client, "red")
+    assert wait_ms is not None
+    assert wait_ms > 1_000
+    work_until_idle(redis_client, worker)
+
+
+def test_a_heavier_tenant_gets_more_of_the_workers(
+    redis_client: redis.Redis, start_scheduler: StartScheduler
+) -> None:
+    redis_client.hset(KEYS.settings, "weight:red", "3")
+    for number in range(60):
+        submit_as(redis_client, ("red", "blue")[number % 2], cost=2_000)
+    start_scheduler()
+    worker = PuppetWorker(redis_client, max_num_seqs=1)
+
+    def work(num_jobs: int) -> bool:
+        worker.work_off()
+        return len(worker.claims) >= num_jobs
+
+    wait_until(lambda: work(32), LIVENESS_SECONDS)
+    tenants = [redis_client.hget(KEYS.job(job_id), "tn") for job_id in worker.job_ids[:32]]
+    assert tenants.count(b"red") >= 20
+    work_until_idle(redis_client, worker)
