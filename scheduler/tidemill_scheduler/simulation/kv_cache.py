@@ -103,7 +103,7 @@ class KvCache:
     def take_changes(self) -> tuple[list[int], list[int]]:
         """Return and forget the hashes (stored, evicted) since the last call.
 
-        None is in both: what came and went, or went and came back, is as it was.
+        None is in both: what came and went is not told, what went and came back is stored.
         """
         stored, evicted = self._stored, self._evicted
         self._stored, self._evicted = [], []

@@ -266,12 +266,12 @@ class _Run:
         for member, seq in sent:
             if not member.is_computing:
                 continue
-            might_run = member.worker.receive(seq)
+            member.worker.receive(seq)
             if seq.is_cancelled:
                 self._report(member)
             elif not member.worker.is_busy:
                 self._to_start.append(member)
-            elif might_run:
+            else:
                 self._interrupt(member)
 
     def _cancel(self, ordinal: int) -> None:

@@ -98,17 +98,13 @@ class SimWorker:
         self.prompt_tokens = 0
         self.output_tokens = 0
 
-    def receive(self, seq: Sequence) -> bool:
-        """Take a sequence in; whether it might be admitted before the running steps are over."""
+    def receive(self, seq: Sequence) -> None:
+        """Take a sequence in, or note that it was cancelled on its way."""
         self._last_command = seq.command
-        if seq.is_cancelled:
-            return False
-        seq.is_delivered = True
-        queues = self._queues[: seq.priority_class + 1]
-        might_run = not any(queues) and self._num_running < self._cluster.max_seqs
-        self._queues[seq.priority_class].append(seq)
-        self._queued_tokens = (-1, 0)
-        return might_run
+        if not seq.is_cancelled:
+            seq.is_delivered = True
+            self._queues[seq.priority_class].append(seq)
+            self._queued_tokens = (-1, 0)
 
     def begin(self, now: float) -> float | None:
         """Start the next step, or all up to the next change; returns when it ends, None if idle."""

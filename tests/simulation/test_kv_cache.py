@@ -1,0 +1,105 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemill_scheduler.simulation.kv_cache import KvCache
+
+
+def hold(cache: KvCache, chain: tuple[int, ...], extra: int = 0) -> tuple[int, int]:
+    """Admit a sequence with a chain and private blocks; returns (found, unpublished) ."""
+    depth = cache.find(chain)
+    num_blocks = 4 * len(chain) + extra
+    cache.reserve(chain, depth, cache.count_new(chain, depth, num_blocks))
+    if depth < len(chain):
+        cache.publish(chain[depth:])
+    return depth, extra
+
+
+def test_the_tail_of_a_prefix_is_evicted_before_what_it_hangs_on() -> None:
+    cache = KvCache(16)
+    cache.free((1, 2, 3), hold(cache, (1, 2, 3))[1])
+    hold(cache, (7, 8))
+
+    assert cache.find((1, 2, 3)) == 2
+    assert cache.take_changes() == ([1, 2, 7, 8], [])
+
+
+def test_the_least_recently_used_prefix_is_evicted_first() -> None:
+    cache = KvCache(12)
+    for chain in [(1,), (2,), (3,), (1,)]:
+        cache.free(chain, hold(cache, chain)[1])
+    hold(cache, (4,))
+
+    assert [cache.find((number,)) for number in (1, 2, 3, 4)] == [1, 0, 1, 1]
+
+
+def test_blocks_of_two_sequences_are_counted_once() -> None:
+    cache = KvCache(100)
+    hold(cache, (1, 2), extra=3)
+    hold(cache, (1, 2, 5), extra=1)
+
+    assert cache.num_pinned == 4 * 3 + 3 + 1
+    cache.free((1, 2), 3)
+    assert cache.num_pinned == 4 * 3 + 1
+    cache.free((1, 2, 5), 1)
+    assert cache.num_pinned == 0
+    assert cache.find((1, 2, 5)) == 3
+
+
+def test_content_that_two_sequences_computed_is_kept_once() -> None:
+    cache = KvCache(100)
+    # Both were admitted before either was findable.
+    for _ in range(2):
+        cache.reserve((1, 2), 0, cache.count_new((1, 2), 0, 8))
+    assert cache.num_pinned == 16
+    cache.publish((1, 2))
+    cache.publish((1, 2))
+
+    assert cache.num_pinned == 8
+    cache.free((1, 2), 0)
+    cache.free((1, 2), 0)
+    assert cache.num_pinned == 0
+
+
+def test_a_hash_that_comes_back_at_once_is_not_told_as_evicted() -> None:
+    cache = KvCache(8)
+    cache.free((1,), hold(cache, (1,))[1])
+    cache.take_changes()
+    hold(cache, (2,), extra=4)
+    cache.free((2,), 4)
+    hold(cache, (1,), extra=4)
+
+    assert cache.take_changes() == ([1], [])
+
+
+PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), PATHS, st.integers(0, 3)), max_size=60))
+def test_a_cache_agrees_with_sets_of_prefixes(steps: list[tuple[bool, list[int], int]]) -> None:
+    cache = KvCache(60)
+    running: list[tuple[tuple[int, ...], int]] = []
+    told: set[int] = set()
+    for is_end, path, extra in steps:
+        if is_end and running:
+            cache.free(*running.pop(extra % len(running)))
+        else:
+            # Base 4 with a leading 1 numbers the prefixes of a path.
+            chain = tuple(
+                sum(4**i * (n + 1) for i, n in enumerate(path[:d])) for d in range(1, len(path) + 1)
+            )
+            held = {digest for other, _ in running for digest in other}
+            need = 4 * len(held | set(chain)) + extra + sum(other for _, other in running)
+            if need <= 60:
+                hold(cache, chain, extra)
+                running.append((chain, extra))
+        held = {digest for chain, _ in running for digest in chain}
+        stored, evicted = cache.take_changes()
+        told = (told | set(stored)) - set(evicted)
+
+        assert cache.num_pinned == 4 * len(held) + sum(extra for _, extra in running)
+        assert set(cache.digests()) == told
+        assert held <= told
+        assert len(told) * 4 + sum(extra for _, extra in running) <= 60
+        for chain, _ in running:
+            assert cache.find(chain) == len(chain)
