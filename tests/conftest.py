@@ -14,9 +14,11 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 
 from support.measured import pytest_terminal_summary as pytest_terminal_summary
 from support.models import demo_model_dir as demo_model_dir
+from support.process_groups import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from support.valkey import leaked_keys, start_fast_server
 from tidemill.protocol.functions import ensure_library
 from tidemill.service.broker import EmbeddedBroker
@@ -24,6 +26,12 @@ from tidemill.service.redis import connect
 
 #: What tests change of the server that they share.
 SETTINGS = ("maxmemory", "appendfsync", "min-replicas-to-write", "client-output-buffer-limit")
+
+# How long an example takes tells of the machine alone.
+settings.register_profile(
+    "patient", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+)
+settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -14,7 +14,6 @@ NUM_JOBS = 1500
 SECONDS = 20.0
 
 
-@pytest.mark.xdist_group("chaos")
 @pytest.mark.timeout(280)
 def test_every_promise_holds_while_everything_is_killed_paused_and_cut_off(tmp_path: Path) -> None:
     require_server_binary()

@@ -12,7 +12,7 @@ from chaos.run import Report, perform, print_report
 from chaos.stage import StageOptions
 from support.valkey import require_server_binary
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chaos"), pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 NUM_JOBS = 300
 SECONDS = 10.0

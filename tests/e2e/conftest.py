@@ -42,10 +42,3 @@ def producer(stack: Stack) -> Iterator[Producer]:
     """A client of the stack."""
     with Producer(stack.url, timeout=30) as client:
         yield client
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the users of one stack in one test process, when there are several."""
-    for item in items:
-        if "stack" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("stack"))

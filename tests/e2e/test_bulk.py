@@ -28,19 +28,21 @@ def bulk_args(stack: Stack, out: Path, *extra: str) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize("num_questions", [24, pytest.param(64, marks=pytest.mark.slow)])
 def test_every_question_is_answered_once_and_the_prefix_is_shared(
-    stack: Stack, tmp_path: Path
+    stack: Stack, tmp_path: Path, num_questions: int
 ) -> None:
     out = tmp_path / "out.jsonl"
     with sandbox(tmp_path) as box:
-        done = box.run(*bulk_args(stack, out), timeout_seconds=240)
+        args = bulk_args(stack, out, "--limit", str(num_questions))
+        done = box.run(*args, timeout_seconds=240)
     assert done.status == 0, done.stderr
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert sorted(row["line"] for row in rows) == list(range(1, 65))
+    assert sorted(row["line"] for row in rows) == list(range(1, num_questions + 1))
     assert all(row["error"] is None for row in rows)
     assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
     # A small model now and then stops at once; hardly ever.
-    assert sum(bool(row["text"]) for row in rows) >= 58
+    assert sum(bool(row["text"]) for row in rows) >= 0.9 * num_questions
     assert hit_rate(done) > 60
     # The shared prefix is computed by one job; every other one finds all its full blocks.
     assert sum(row["usage"]["cached_tokens"] == 0 for row in rows) <= 1
@@ -48,7 +50,7 @@ def test_every_question_is_answered_once_and_the_prefix_is_shared(
 
 def test_a_killed_run_goes_on_where_it_stopped(stack: Stack, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    args = bulk_args(stack, out, "--limit", "24")
+    args = bulk_args(stack, out, "--limit", "12")
     with sandbox(tmp_path) as box:
         command = [sys.executable, "-m", "tidemill.cli.main", *args]
         with subprocess.Popen(command, env=box.environment, stderr=subprocess.PIPE) as first:
@@ -58,7 +60,7 @@ def test_a_killed_run_goes_on_where_it_stopped(stack: Stack, tmp_path: Path) -> 
         done = box.run(*args, timeout_seconds=240)
     assert done.status == 0, done.stderr
     lines = [json.loads(line)["line"] for line in out.read_text().splitlines()]
-    assert sorted(lines) == list(range(1, 25))
+    assert sorted(lines) == list(range(1, 13))
     assert int(re.search(r"(\d+) done before", done.stderr)[1]) >= 3  # type: ignore[index]
 
 

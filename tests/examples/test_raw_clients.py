@@ -80,7 +80,7 @@ class Consuming:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(30)
 
     def _start(self) -> "subprocess.Popen[bytes]":
         with self._output.open("a") as file:

@@ -17,7 +17,10 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A compiler that logs every compilation to calls.log and obeys refuse.txt."""
+    """A compiler that logs every compilation to calls.log and obeys refuse.txt.
+
+    It does not optimise, which takes most of the time and changes nothing that is tested here.
+    """
     script = tmp_path / "logged-c++"
     script.write_text(
         "#!/bin/sh\n"
@@ -25,7 +28,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"for flag in $(cat {tmp_path}/refuse.txt 2>/dev/null); do\n"
         '  case " $* " in *" $flag "*) echo "bad flag $flag" >&2; exit 1;; esac\n'
         "done\n"
-        f'exec {find_compiler()} "$@"\n'
+        f'exec {find_compiler()} "$@" -O0\n'
     )
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))

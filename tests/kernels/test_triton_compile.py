@@ -111,6 +111,11 @@ def test_float16_compiles_as_well_as_bfloat16() -> None:
 def test_ampere_and_blackwell_compile_both_kernels(capability: int) -> None:
     assert build_decode(capability, "bf16", (8, 128, 16)).shared_bytes <= 100 * 1024
     assert build_prefill(capability, "bf16", (8, 128, 16)).shared_bytes <= 160 * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", OTHER_GPUS)
+def test_ampere_and_blackwell_compile_float32_without_spills(capability: int) -> None:
     assert build_decode(capability, "fp32", (3, 64, 16)).spills() == 0
 
 

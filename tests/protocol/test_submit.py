@@ -172,7 +172,7 @@ def test_requests_per_minute_are_limited_and_come_back(redis_client: redis.Redis
     with pytest.raises(RateLimited, match="3000 requests per minute") as limited:
         shard.submit(redis_client)
     assert 0 < limited.value.retry_after_seconds <= 0.02  # one in 20 ms
-    wait_until(lambda: submits(redis_client), 10, "a request comes back")
+    wait_until(lambda: submits(redis_client), what="a request comes back")
 
 
 def submits(client: redis.Redis) -> bool:

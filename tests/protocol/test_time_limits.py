@@ -45,7 +45,7 @@ def test_a_delayed_job_runs_when_its_time_has_come_and_not_before(
 ) -> None:
     job_id = shard.submit(redis_client, terms=JobTerms(delay_ms=60))
     ready = redis_client.zscore(KEYS.delayed, job_id) or 0
-    wait_until(lambda: shard.promote(redis_client, job_id), 10, "the job may run")
+    wait_until(lambda: shard.promote(redis_client, job_id), what="the job may run")
     assert shard.server_ms(redis_client) >= ready
     assert state(redis_client, job_id) == "queued"
     assert [pointed for pointed, _ in shard.read_pointers(redis_client)] == [job_id]
@@ -209,7 +209,7 @@ def test_a_job_past_its_deadline_that_its_worker_finishes_first_is_done(
 
 def test_a_job_expires_by_the_servers_clock(redis_client: redis.Redis) -> None:
     job_id = shard.submit(redis_client, terms=JobTerms(deadline_ms=40))
-    wait_until(lambda: shard.expire(redis_client, job_id) == "deadline", 10, "the deadline")
+    wait_until(lambda: shard.expire(redis_client, job_id) == "deadline", what="the deadline")
     deadline = int(redis_client.hget(KEYS.job(job_id), "dl") or 0)
     assert int(redis_client.hget(KEYS.job(job_id), "te") or 0) >= deadline
 

@@ -2,6 +2,7 @@
 
 import json
 import urllib.request
+from functools import partial
 
 import redis
 
@@ -174,7 +175,7 @@ def test_malformed_workers_and_statuses_do_not_stop_the_daemon(
 def test_an_expired_lease_sends_the_job_to_another_worker(
     leader: SchedulerProcess, redis_client: redis.Redis
 ) -> None:
-    dying = PuppetWorker(redis_client, lease_ms=1000)
+    dying = PuppetWorker(redis_client, lease_ms=2000)
     job_id = submit(redis_client)
     [first] = wait_until(dying.read, LIVENESS_SECONDS)
     assert dying.append(first, 0, 3).accepted
@@ -206,14 +207,18 @@ def test_a_job_that_crashes_its_workers_is_declared_dead(
     assert letter[b"a"] == b"3"
 
 
+def was_tried(client: redis.Redis, job_id: str, attempt: int) -> bool:
+    return client.hget(KEYS.job(job_id), "f") == str(attempt).encode()
+
+
 def test_a_job_that_none_of_its_workers_has_read_is_not_declared_dead(
     leader: SchedulerProcess, redis_client: redis.Redis
 ) -> None:
     job_id = submit(redis_client)
 
-    for _ in range(calls.MAX_CRASHES + 1):
+    for attempt in range(1, calls.MAX_CRASHES + 2):
         PuppetWorker(redis_client, lease_ms=900)
-        wait_until(lambda: state_of(redis_client, job_id) == "run", LIVENESS_SECONDS)
+        wait_until(partial(was_tried, redis_client, job_id, attempt), LIVENESS_SECONDS)
         wait_until(lambda: state_of(redis_client, job_id) != "run", LIVENESS_SECONDS)
 
     heir = PuppetWorker(redis_client)
@@ -230,7 +235,7 @@ def test_a_job_that_kills_its_workers_takes_no_neighbour_with_it(
     neighbours += [submit(redis_client) for _ in range(4)]
 
     def serve_until_killed() -> bool:
-        worker = PuppetWorker(redis_client, lease_ms=500)
+        worker = PuppetWorker(redis_client, lease_ms=1000)
 
         def step() -> bool:
             claims = worker.read()
@@ -269,9 +274,9 @@ def test_health_and_metrics_are_served(
     worker = PuppetWorker(redis_client)
     submit(redis_client)
     gather(worker, num=1)
-    with urllib.request.urlopen(f"{base}/healthz", timeout=10) as reply:
+    with urllib.request.urlopen(f"{base}/healthz", timeout=30) as reply:
         health = json.load(reply)
-    with urllib.request.urlopen(f"{base}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"{base}/metrics", timeout=30) as reply:
         metrics = reply.read().decode()
 
     assert (health["ok"], health["role"], health["epoch"]) == (True, "leader", 1)

@@ -119,7 +119,7 @@ async def test_a_scheduler_that_may_not_delete_says_so_once_and_leaves_it(
         url = redis_url.replace("unix://", "unix://careful:any@")
         async with connect_async(url, retries=0) as connection:
             with caplog.at_level(logging.WARNING):
-                await asyncio.wait_for(Libraries(connection, KEYS).run(), 10)
+                await asyncio.wait_for(Libraries(connection, KEYS).run(), 30)
     finally:
         redis_client.acl_deluser("careful")
 

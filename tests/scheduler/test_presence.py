@@ -50,7 +50,7 @@ async def test_the_lease_of_a_dead_leader_is_given_back(
     presence = Presence(client, KEYS)
     bell = redis_client.pubsub()
     bell.ssubscribe(KEYS.bell)
-    assert bell.get_message(timeout=5)
+    assert bell.get_message(timeout=30)
     await presence.check()
     bell.close()
 

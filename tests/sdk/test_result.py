@@ -46,7 +46,7 @@ class Outcome:
             self.value = error
 
     def wait(self) -> Any:
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self.value
 
@@ -246,7 +246,7 @@ def test_a_handle_does_what_its_producer_does(producer: Twin, mill: FakeMill) ->
     job = producer.submit([1])
     assert (job.is_new, job.status().state) == (True, "queued")
     mill.claim().finish(2)
-    assert job.result(10) == producer.result(job.id)
+    assert job.result(30) == producer.result(job.id)
     assert [chunk.end for chunk in job.stream(after=0)] == [2]
     assert producer.job(job.id).cancel() == "done"
 

@@ -28,7 +28,7 @@ def get(server: MetricsServer, path: str, accept: str = "*/*") -> Answer:
         f"http://127.0.0.1:{server.port}{path}", headers={"Accept": accept}
     )
     try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=30) as reply:
             return Answer(reply.status, reply.headers["Content-Type"], reply.read().decode())
     except urllib.error.HTTPError as refused:
         with refused:

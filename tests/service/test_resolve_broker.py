@@ -203,7 +203,7 @@ def redis_6_2_stub() -> Iterator[str]:
         thread = threading.Thread(target=serve)
         thread.start()
         yield f"redis://127.0.0.1:{listener.getsockname()[1]}"
-        thread.join(10)
+        thread.join(30)
 
 
 def assert_refused_as_too_old(url: str, data_dir: Path) -> None:

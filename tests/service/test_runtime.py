@@ -63,14 +63,14 @@ def test_a_flag_wakes_a_thread_that_waits_for_it() -> None:
     thread = threading.Thread(target=lambda: woken.append(flag.wait(30)))
     thread.start()
     flag.set()
-    thread.join(10)
+    thread.join(30)
     assert woken == [True]
     flag.close()
 
 
 async def test_a_flag_wakes_every_task_that_waits_for_it() -> None:
     flag = StopSignal()
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         waiting = [tasks.create_task(flag.wait_async()) for _ in range(3)]
         await asyncio.sleep(0)
         assert not any(task.done() for task in waiting)
@@ -102,10 +102,10 @@ def test_the_first_signal_drains_and_the_second_stops(number: signal.Signals) ->
     before = signal.getsignal(number)
     with Drain() as drain:
         os.kill(os.getpid(), number)
-        assert drain.draining.wait(10)
+        assert drain.draining.wait(30)
         assert not drain.stopping.is_set
         os.kill(os.getpid(), number)
-        assert drain.stopping.wait(10)
+        assert drain.stopping.wait(30)
         assert signal.getsignal(number) is before
     assert signal.getsignal(number) is before
 
@@ -138,7 +138,7 @@ asyncio.run(main())
         assert read_line(process) == "draining"
         process.send_signal(signal.SIGINT)
         assert read_line(process) == "stopping"
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
 
 
 def test_a_third_signal_ends_a_process_that_hangs() -> None:
@@ -157,7 +157,7 @@ with Drain() as drain:
         for said in ("ready", "draining", "hangs"):
             assert read_line(process) == said
             process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(30) == -signal.SIGTERM
 
 
 PARENT = """
@@ -218,7 +218,7 @@ def test_closing_the_link_lets_the_children_go() -> None:
     ) as child:
         read_line(child)
         link.close()
-        assert child.wait(10) == ORPHANED_STATUS
+        assert child.wait(30) == ORPHANED_STATUS
 
 
 def test_a_process_without_a_link_watches_nobody() -> None:

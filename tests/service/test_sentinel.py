@@ -18,7 +18,7 @@ from tidemill import Chunk, Producer
 from tidemill.protocol.errors import BrokerUnavailable, BrokerUnsupported
 from tidemill.service.redis import check_server, connect, connect_async, translate
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("sentinel")]
+pytestmark = pytest.mark.timeout(120)
 
 MASTER = "mill"
 NUM_TOKENS = 100
@@ -106,7 +106,7 @@ def test_jobs_and_streams_outlive_the_death_of_the_master(group: Group, tmp_path
 
         results = [producers[1].result(job_id, timeout=60) for job_id in jobs]
         for reader in readers:
-            reader.join(20)
+            reader.join(30)
         after = producers[0].submit(prompts[0], **options)
         assert after.result(timeout=30).token_ids == results[0].token_ids
         status = producers[1].status()
@@ -166,9 +166,9 @@ def test_a_master_that_may_not_write_or_steps_down_counts_as_away(group: Group) 
     reader = threading.Thread(target=lambda: told.append(failure_of(wait_for_commands)))
     reader.start()
     with group.master.client() as master:
-        wait_until(lambda: master.info("clients")["blocked_clients"], 10, "the reader blocks")
+        wait_until(lambda: master.info("clients")["blocked_clients"], what="the reader blocks")
         master.replicaof("127.0.0.1", group.replica.port)
-    reader.join(10)
+    reader.join(30)
     assert len(told) == 1 and "UNBLOCKED" in told[0]
 
 

@@ -19,8 +19,6 @@ from tidemill.protocol.errors import BrokerUnavailable, ConfigError
 from tidemill.protocol.functions import ensure_library
 from tidemill.service.redis import check_server, connect, connect_async, is_refused, translate
 
-pytestmark = pytest.mark.xdist_group("tls")
-
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:

@@ -1,7 +1,8 @@
 """Greedy generation by our engine and by transformers, side by side."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +14,8 @@ from tidemill_gpuworker.model_runner import ModelRunner
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.step_config import StepConfig
 from tidemill_gpuworker.step_scheduler import StepScheduler
+
+_MAX_PADDING = 32
 
 
 @dataclass
@@ -73,24 +76,51 @@ def generate_greedily(
 
 @torch.inference_mode()
 def reference_outputs(
-    model: transformers.PreTrainedModel, prompts: Iterable[list[int]], max_tokens: int
+    model: transformers.PreTrainedModel,
+    prompts: Several[list[int]],
+    max_tokens: int,
+    *,
+    num_at_once: int = 1,
 ) -> list[list[int]]:
-    """What ``transformers`` generates greedily for each prompt alone, ignoring the end token."""
+    """What ``transformers`` generates greedily for each prompt, ignoring the end token.
+
+    Prompts of like length may be generated for a few at a time: padded in front, which is masked.
+    """
     # None in the call alone would be filled in from here.
     model.generation_config.eos_token_id = None
-    outputs = []
-    for ids in prompts:
-        batch = torch.tensor([ids])
+    outputs: dict[int, list[int]] = {}
+    for places in _batches(prompts, num_at_once):
+        ids, mask = _pad([prompts[place] for place in places])
         tokens = model.generate(
-            input_ids=batch,
-            attention_mask=torch.ones_like(batch),
+            input_ids=ids,
+            attention_mask=mask,
             max_new_tokens=max_tokens,
             do_sample=False,
             pad_token_id=0,
         )
-        outputs.append(tokens[0, len(ids) :].tolist())
-    assert all(len(output) == max_tokens for output in outputs)
-    return outputs
+        outputs.update(zip(places, tokens[:, ids.shape[1] :].tolist(), strict=True))
+    assert all(len(output) == max_tokens for output in outputs.values())
+    return [outputs[place] for place in range(len(prompts))]
+
+
+def _batches(prompts: Several[list[int]], num_at_once: int) -> Iterator[list[int]]:
+    """Return the places of prompts, in batches in which none needs much padding."""
+    batch: list[int] = []
+    for place in sorted(range(len(prompts)), key=lambda place: len(prompts[place])):
+        padding = len(prompts[place]) - len(prompts[batch[0]]) if batch else 0
+        if len(batch) == num_at_once or padding > _MAX_PADDING:
+            yield batch
+            batch = []
+        batch.append(place)
+    yield batch
+
+
+def _pad(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and mask, both [prompts, longest]."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    return ids, mask
 
 
 @torch.inference_mode()

@@ -56,7 +56,7 @@ class Node:
         with self.client() as client:
             pid = int(client.info("server")["process_id"])
         os.kill(pid, signal.SIGKILL)
-        assert self.process.has_exited(within_seconds=10)
+        assert self.process.has_exited(within_seconds=30)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def node(
     started = Node(port, process, directory / "log")
     try:
         with started.client() as client:
-            wait_until(lambda: ping(client) == "ready", 20, "the server answers")
+            wait_until(lambda: ping(client) == "ready", 30, "the server answers")
         yield started
     finally:
         process.stop()

@@ -144,7 +144,7 @@ def main(url: str, path: str, jobs: Sequence[PlannedJob]) -> int:
     """Run one life of a producer."""
 
     async def run() -> None:
-        async with AsyncProducer(url, timeout=10.0) as producer:
+        async with AsyncProducer(url, timeout=30.0) as producer:
             await Recorder(producer, Path(path)).run(jobs)
 
     asyncio.run(run())

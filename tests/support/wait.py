@@ -8,9 +8,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _INTERVAL_SECONDS = 0.01
+#: For what takes a moment, on a machine that is busy with other things for as long as it likes.
+_PATIENCE_SECONDS = 30.0
 
 
-def wait_until(predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
+def wait_until(predicate: Callable[[], T], timeout: float = _PATIENCE_SECONDS, what: str = "") -> T:
     """Call ``predicate`` until it is true; return its value, or fail after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not (value := predicate()):
@@ -20,7 +22,9 @@ def wait_until(predicate: Callable[[], T], timeout: float = 10.0, what: str = ""
     return value
 
 
-async def wait_until_async(predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
+async def wait_until_async(
+    predicate: Callable[[], T], timeout: float = _PATIENCE_SECONDS, what: str = ""
+) -> T:
     """``wait_until`` that lets the event loop run in between."""
     deadline = time.monotonic() + timeout
     while not (value := predicate()):

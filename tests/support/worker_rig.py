@@ -231,7 +231,7 @@ class Rig:
     def start(self) -> None:
         """Start the worker and wait until it takes jobs."""
         self._thread.start()
-        assert self._ready.wait(10) and self.error is None
+        assert self._ready.wait(30) and self.error is None
 
     def stop(self) -> None:
         """Drain the worker and wait for its end."""
@@ -255,7 +255,7 @@ class Rig:
 
     def join(self) -> None:
         """Wait until the worker has left."""
-        self._thread.join(20)
+        self._thread.join(30)
         assert not self._thread.is_alive(), "the worker does not leave"
 
     def give(self, request: GenerateRequest, lease_ms: int = 60_000) -> str:

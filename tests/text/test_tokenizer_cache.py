@@ -84,7 +84,7 @@ def test_many_threads_read_it_once(stored: redis.Redis, tokenizer: Tokenizer) ->
     barrier = threading.Barrier(8)
 
     def fetch() -> None:
-        barrier.wait(10)
+        barrier.wait(30)
         got.append(found.get(stored, card_of(tokenizer)))
 
     threads = [threading.Thread(target=fetch) for _ in range(8)]

@@ -85,18 +85,18 @@ def test_a_connection_that_died_in_silence_costs_no_lease(
     redis_client: redis.Redis, redis_url: str, epoch: int
 ) -> None:
     with HalfOpenProxy(redis_url) as proxy:
-        rig = Rig(redis_client, proxy.url, epoch, config={"lease_seconds": 3.0})
+        rig = Rig(redis_client, proxy.url, epoch, config={"lease_seconds": 5.0})
         rig.runner.run_free()
         with rig.running():
             rig.wait_for(rig.give(make_request()), "done")
             proxy.stall()
-            job_id = rig.give(make_request((5, 6)), lease_ms=3_000)
+            job_id = rig.give(make_request((5, 6)), lease_ms=5_000)
 
             def is_done() -> bool:
                 assert shard.reap(redis_client, job_id) == 0, "the lease ran out"
                 return state_of(redis_client, job_id) == "done"
 
-            wait_until(is_done, timeout=8.0, what="the job is done")
+            wait_until(is_done, what="the job is done")
     log = read_log(redis_client, job_id)
     assert (log.ids, log.terminals) == (generate([5, 6], 8), ["done"])
 

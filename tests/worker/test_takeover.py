@@ -67,10 +67,10 @@ def test_the_jobs_of_a_killed_worker_go_on_elsewhere(
             for _ in range(2)
         )
         jobs = [submit(redis_client, make_request(p, num_tokens=NUM_TOKENS)) for p in PROMPTS]
-        wait_until(lambda: all(_num_tokens(redis_client, job_id) > 3 for job_id in jobs), 20)
+        wait_until(lambda: all(_num_tokens(redis_client, job_id) > 3 for job_id in jobs), 60)
         victim = _owner(redis_client, jobs[0])
         workers[victim].kill()
-        workers[victim].wait(10)
+        workers[victim].wait(LIVENESS_SECONDS)
         cut_at = {
             job_id: _num_tokens(redis_client, job_id)
             for job_id in jobs

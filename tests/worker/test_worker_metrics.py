@@ -78,7 +78,7 @@ def test_a_job_whose_end_is_under_way_is_not_lost(
     apply = publisher._apply
 
     def apply_late(writes: Sequence[Write], replies: Sequence[Written | Exception]) -> None:
-        assert not any(write.end for write in writes) or may_go_on.wait(10)
+        assert not any(write.end for write in writes) or may_go_on.wait(30)
         apply(writes, replies)
 
     monkeypatch.setattr(publisher, "_apply", apply_late)
@@ -102,7 +102,7 @@ def test_a_job_on_its_way_back_is_not_lost(
     settle = releaser._settle
 
     def settle_late(batch: Sequence[object], replies: Sequence[object]) -> None:
-        assert not batch or may_go_on.wait(10)
+        assert not batch or may_go_on.wait(30)
         settle(batch, replies)  # type: ignore[arg-type]
 
     monkeypatch.setattr(releaser, "_settle", settle_late)

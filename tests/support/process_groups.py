@@ -1,0 +1,48 @@
+"""Which modules of tests are run by one process, where several processes run them.
+
+Their tests share something that is expensive to make, or would starve each other side by side.
+
+pytest-xdist 3.8 tells its groups by a suffix of a test's id that pytest 9.2 does not read any more:
+its marker ``xdist_group`` does nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from xdist.scheduler import Scheduling
+
+GROUPS = {
+    "tests/benchmarks/test_queue_bench.py": "benchmark",
+    "tests/chaos/test_chaos.py": "chaos",
+    "tests/chaos/test_scenarios.py": "chaos",
+    "tests/e2e/test_bad_input.py": "stack",
+    "tests/e2e/test_bulk.py": "stack",
+    "tests/e2e/test_commands.py": "stack",
+    "tests/e2e/test_sampling.py": "stack",
+    "tests/model/test_exactness.py": "exactness",
+    "tests/model/test_loading.py": "loading",
+    "tests/service/test_cluster.py": "cluster",
+    "tests/service/test_sentinel.py": "sentinel",
+    "tests/service/test_tls.py": "tls",
+}
+
+
+def group_of(test_id: str) -> str:
+    """Return the group of a test; one that is in none is a group of its own."""
+    return GROUPS.get(test_id.partition("::")[0], test_id)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "Scheduling | None":
+    """Take the place of what ``--dist loadgroup`` would do: the largest groups go first."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return GroupScheduling(config, log)
