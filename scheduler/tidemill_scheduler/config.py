@@ -4,11 +4,12 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import ServiceConfig
 from tidemill_scheduler.policy.ageing import DEFAULT_AGE_SECONDS
+from tidemill_scheduler.policy.settings import Order
 
 #: Shorter ones would lapse during an ordinary pause of a process.
 MIN_LEASE_SECONDS = 0.5
@@ -32,6 +33,8 @@ class SchedulerConfig:
     age_seconds: float = DEFAULT_AGE_SECONDS
     #: A worker that says nothing for this share of its lease gets no new jobs.
     silent_share: float = 0.75
+    #: "prefix" orders by shared prefixes, "fifo" by arrival alone, to be compared with.
+    policy: Order = "prefix"
     #: How long a text job may wait for a worker that serves its model to appear.
     unknown_model_seconds: float = 30.0
 
@@ -83,6 +86,12 @@ def parse_arguments(arguments: Sequence[str] | None, service: ServiceConfig) -> 
         type=float,
         default=DEFAULT_AGE_SECONDS,
         help="wait after which a job counts as one of the next higher priority class (%(default)g)",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=get_args(Order),
+        default="prefix",
+        help="the order of waiting jobs: by shared prefixes, or by arrival alone (%(default)s)",
     )
     parser.add_argument("--metrics-port", type=int, help="0 takes a free one; none by default")
     options = parser.parse_args(arguments)

@@ -25,6 +25,7 @@ from tidemill_scheduler.libraries import Libraries
 from tidemill_scheduler.limits import TenantWeights
 from tidemill_scheduler.measures import Meter
 from tidemill_scheduler.policy.scheduler import Scheduler
+from tidemill_scheduler.policy.settings import PolicySettings
 from tidemill_scheduler.reaper import Reaper
 from tidemill_scheduler.retention import Retention
 from tidemill_scheduler.tasks import run_together
@@ -55,6 +56,7 @@ class Term:
         self._scheduler = Scheduler(
             silent_seconds=config.lease_seconds * config.silent_share,
             age_seconds=config.age_seconds,
+            settings=PolicySettings(order=config.policy),
             weight_of=self._weights,
         )
         self._dispatcher = Dispatcher(
@@ -124,7 +126,7 @@ class Term:
             self._intake.run(),
             self._front_door.run(),
             self._pool.run(),
-            self._dispatcher.run(),
+            self._dispatch(),
             self._reaper.run(),
             self._job_life.run(),
             keep_up(self._audit.run),
@@ -133,6 +135,11 @@ class Term:
             keep_up(self._libraries.run),
         )
         await run_together(_translated(duty) for duty in duties)
+
+    async def _dispatch(self) -> None:
+        # All that is known of the workers, before the first of them gets a job.
+        await self._watch.refresh()
+        await self._dispatcher.run()
 
     def _place(self, job: WaitingJob) -> None:
         self._scheduler.add_job(job)

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill_scheduler.jobs import WaitingJob
-from tidemill_scheduler.policy.output_lengths import DEFAULT_TOKENS, OutputLengths
+from tidemill_scheduler.policy.output_lengths import OutputLengths
 
 
 def job(tenant: str = "t", max_tokens: int = 0) -> WaitingJob:
     return WaitingJob("job_00x", f"p1:{tenant}", "1-0", "m", max_tokens=max_tokens)
 
 
-@pytest.mark.parametrize(("max_tokens", "expected"), [(0, 256), (100, 100), (4_000, 256)])
-def test_an_unknown_tenant_is_expected_to_use_its_bound_or_256_tokens(
+@pytest.mark.parametrize(("max_tokens", "expected"), [(0, 256), (100, 50), (1, 1), (4_000, 256)])
+def test_half_of_a_bound_or_256_tokens_are_expected_before_anything_is_known(
     max_tokens: int, expected: int
 ) -> None:
     assert OutputLengths().expected(job(max_tokens=max_tokens)) == expected
@@ -63,7 +63,16 @@ def test_what_a_tenant_does_now_outweighs_what_it_did() -> None:
 def test_tenants_are_told_apart() -> None:
     lengths = OutputLengths()
     lengths.observe("chatty", 900)
-    assert lengths.expected(job("terse")) == lengths.p90("terse") == DEFAULT_TOKENS
+    lengths.observe("terse", 2)
+    assert (lengths.expected(job("chatty")), lengths.expected(job("terse"))) == (900, 2)
+
+
+def test_a_new_tenant_is_taken_for_the_mean_of_all() -> None:
+    lengths = OutputLengths()
+    lengths.observe("chatty", 900)
+    lengths.observe("terse", 100)
+    assert lengths.expected(job("new")) == 500
+    assert lengths.expected(job("new", max_tokens=20)) == 20
 
 
 def test_the_tenants_that_finished_nothing_for_longest_are_forgotten() -> None:
@@ -73,5 +82,6 @@ def test_the_tenants_that_finished_nothing_for_longest_are_forgotten() -> None:
     lengths.observe("t0", 7)
     lengths.observe("one-more", 7)
     assert len(lengths) == 10_000
-    assert lengths.p90("t0") == 7
-    assert lengths.p90("t1") == DEFAULT_TOKENS
+    lengths.observe("t0", 90)
+    assert lengths.p90("t0") == 90
+    assert lengths.p90("t1") == 7

@@ -8,10 +8,12 @@ from rich.console import Console
 
 from tidemill._version import __version__
 from tidemill.cli import bulk, cancel, demo, dlq, doctor, status, submit, tenant, up
+from tidemill.cli.plugins import CommandGroup
 from tidemill.protocol.errors import Overloaded, TidemillError
 
 app = typer.Typer(
     name="tidemill",
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",

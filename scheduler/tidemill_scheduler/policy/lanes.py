@@ -105,7 +105,10 @@ class Lanes:
         self.tokens[rank] += job.cost
         self._ageing.add(job)
         line: TenantLine = self._lines[job.priority]
-        return line.add(job, now, is_interactive=self._is_interactive(rank))
+        is_interactive = self._is_interactive(rank)
+        if not is_interactive and rank == NUM_CLASSES - 1:
+            line.unbind_all()
+        return line.add(job, now, is_interactive=is_interactive)
 
     def remove(self, job: WaitingJob) -> None:
         """Take a job out; raises ``KeyError``."""
@@ -196,7 +199,9 @@ class Lanes:
         return None if job is None else job.priority
 
     def _is_interactive(self, rank: int) -> bool:
-        if rank and not len(self._fleet):
+        if not rank:
+            return True
+        if not len(self._fleet) or self._num_jobs[rank] > self._settings.max_bound[rank]:
             return False
         limit = self._settings.scan_seconds[rank]
         return self.tokens[rank] <= limit * self._fleet.tokens_per_second

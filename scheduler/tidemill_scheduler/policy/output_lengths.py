@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tidemill_scheduler.jobs import WaitingJob
 
-#: What is expected of tenants that are not known, in tokens.
+#: What is expected before any job has finished, in tokens: half of a job's bound, this at most.
 DEFAULT_TOKENS = 256
 
 #: So many outputs a mean remembers, and a quantile is taken of.
@@ -30,9 +30,13 @@ class _History:
 
 
 class OutputLengths:
-    """Learns from finished jobs; remembers the tenants that finished jobs last, 10,000 at most."""
+    """Learns from finished jobs; remembers the tenants that finished jobs last, 10,000 at most.
+
+    A tenant that is not known is taken for the mean of all, so that nobody pays for being new.
+    """
 
     def __init__(self) -> None:
+        self._all = _History()
         self._histories: OrderedDict[str, _History] = OrderedDict()
 
     def __len__(self) -> int:
@@ -43,19 +47,22 @@ class OutputLengths:
         history = self._histories.setdefault(tenant, _History())
         self._histories.move_to_end(tenant)
         history.add(tokens)
+        self._all.add(tokens)
         if len(self._histories) > _MAX_TENANTS:
             self._histories.popitem(last=False)
 
     def expected(self, job: WaitingJob) -> int:
         """Return the mean output of the tenant, at least 1 and within the job's own bound."""
-        history = self._histories.get(job.tenant)
-        mean = DEFAULT_TOKENS if history is None else max(1, round(history.mean))
+        history = self._histories.get(job.tenant, self._all)
+        if not history.count:
+            return min(DEFAULT_TOKENS, (job.max_tokens + 1) // 2 or DEFAULT_TOKENS)
+        mean = max(1, round(history.mean))
         return min(mean, job.max_tokens) if job.max_tokens else mean
 
     def p90(self, tenant: str) -> int:
         """Return what nine of ten outputs of the tenant do not exceed, of the last 64."""
-        history = self._histories.get(tenant)
-        if history is None:
+        history = self._histories.get(tenant, self._all)
+        if not history.count:
             return DEFAULT_TOKENS
         recent = sorted(history.recent)
         return recent[math.ceil(0.9 * len(recent)) - 1]

@@ -25,5 +25,7 @@ class PolicySettings:
     #: Seconds of waiting work from which on jobs of a class are put in prefix order; the
     #: interactive class never is.
     scan_seconds: tuple[float, float, float] = (float("inf"), 30.0, 2.0)
+    #: Waiting jobs from which on they are, whatever the seconds.
+    max_bound: tuple[float, float, float] = (float("inf"), 10_000.0, 256.0)
     #: Shared tokens from which on jobs make a group that is kept on one worker.
     group_tokens: int = 128

@@ -58,10 +58,14 @@ class TenantLine:
         self._num_jobs[tenant] = self._num_jobs.get(tenant, 0) + 1
         if is_interactive:
             return self._interactive.add(job, now)
-        if tenant not in self._orders:
-            self._orders[tenant] = self._make_order()
-        self._orders[tenant].add(job)
+        self._order_of(tenant).add(job)
         return None
+
+    def unbind_all(self) -> None:
+        """Put all jobs of the interactive lane in prefix order, for there are many now."""
+        for job in self._interactive.jobs():
+            self._interactive.remove(job)
+            self._order_of(job.tenant).add(job)
 
     def remove(self, job: WaitingJob) -> None:
         """Take a job out; raises ``KeyError``."""
@@ -149,6 +153,11 @@ class TenantLine:
         if job is None and yields and order.claim_range(worker_id, yields):
             job = order.peek(worker_id)
         return job
+
+    def _order_of(self, tenant: str) -> PrefixOrder:
+        if tenant not in self._orders:
+            self._orders[tenant] = self._make_order()
+        return self._orders[tenant]
 
     def _left(self, job: WaitingJob) -> None:
         tenant = job.tenant

@@ -1,0 +1,43 @@
+"""Commands that other packages bring along.
+
+The command line imports no other process; a package that has something to offer names it in the
+entry point group ``tidemill.commands``, and it is there wherever the package is installed.
+"""
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from tidemill.protocol.errors import ConfigError
+
+GROUP = "tidemill.commands"
+
+
+class CommandGroup(TyperGroup):
+    """The commands of this package, and those of others, which are loaded when they are used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return [*super().list_commands(ctx), *sorted(entry_points(group=GROUP).names)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name; raises ``ConfigError`` if its package lacks another."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            return command
+        for entry_point in entry_points(group=GROUP, name=cmd_name):
+            return typer.main.get_command(_load(entry_point))
+        return None
+
+
+def _load(entry_point: EntryPoint) -> typer.Typer:
+    try:
+        app: typer.Typer = entry_point.load()
+    except ImportError as error:
+        raise ConfigError(
+            f"the command {entry_point.name!r} needs the package {error.name!r}",
+            fix='Install it with: pip install "tidemill[all]".',
+        ) from error
+    return app

@@ -1,0 +1,1 @@
+"""The commands ``tidemill simulate`` and ``tidemill calibrate``."""
