@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+
 from support.fifo_policy import FifoPolicy
 from support.small_workloads import make_random_workload, make_workload
-
 from tidemill.protocol.errors import ConfigError, SimulationFailed
 from tidemill.protocol.messages import KvEvents, KvSnapshot, WorkerStatus
 from tidemill.protocol.step_cost import StepCost
@@ -292,7 +292,7 @@ def test_online_jobs_and_bulk_jobs_share_a_cluster() -> None:
 
 
 def test_the_gap_in_service_is_the_range_of_its_difference_while_both_wait() -> None:
-    jobs = [([], 10, 1)] * 4
+    jobs: list[tuple[list[int], int, int]] = [([], 10, 1)] * 4
     workload = make_workload(jobs).as_bulk()
     workload.table.tenant_names[:] = ["a", "b"]
     workload.table.tenants[:] = workload.table.tenants[:0]

@@ -3,8 +3,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.small_workloads import make_random_workload, make_workload
 
+from support.small_workloads import make_random_workload, make_workload
 from tidemill.protocol.errors import ConfigError
 from tidemill_scheduler.simulation.traces import load_trace
 from tidemill_scheduler.simulation.workload import Workload, unpack_key

@@ -39,7 +39,7 @@ class ClassReport:
 
 @dataclass(frozen=True, slots=True)
 class PolicyCost:
-    """Processor time: of the policy for a dispatch, of the policy as a whole, of the whole run."""
+    """Real time: of the policy for a dispatch, of the policy as a whole, of the whole run."""
 
     us_per_decision: float
     policy_seconds: float

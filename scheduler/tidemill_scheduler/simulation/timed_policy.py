@@ -39,10 +39,10 @@ class TimedPolicy:
 
     def _timed(self, method: Callable[_P, _R]) -> Callable[_P, _R]:
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            began = time.process_time()
+            began = time.perf_counter()
             try:
                 return method(*args, **kwargs)
             finally:
-                self.seconds += time.process_time() - began
+                self.seconds += time.perf_counter() - began
 
         return call
