@@ -141,47 +141,61 @@ def test_shared_depth_counts_the_labels_that_two_paths_share(
     assert shared_depth(key_of(left), key_of(right)) == expected
 
 
-@given(st.lists(st.tuples(paths, costs), min_size=2, max_size=80), st.integers(2, 9))
-def test_an_even_cut_is_the_shallowest_near_the_share_of_its_part(
-    all_jobs: list[tuple[tuple[int, ...], int]], num_parts: int
-) -> None:
-    jobs = filled(all_jobs)
-    entries = entries_of(jobs)
-    before = list(accumulate((work for *_, work in entries), initial=0))
-    share = jobs.work / num_parts
-
-    cuts = PrefixCuts(jobs.chunks).even_cuts(num_parts, 0.4)
-
-    places = [cut.mark.count for cut in cuts]
-    assert places == sorted(set(places)) and len(cuts) < num_parts
-    for part, (cut, least) in enumerate(zip(cuts, [0, *places], strict=False), start=1):
-        job, depth, _ = entries[cut.mark.count]
-        assert (cut.job, cut.depth, cut.mark.work) == (job, depth, before[cut.mark.count])
-        near = [
-            i
-            for i in range(least + 1, len(entries))
-            if abs(before[i] - part * share) <= 0.4 * share
-        ]
-        if near:
-            assert cut.depth == min(entries[i][1] for i in near)
-            assert cut.mark.count in near
-        else:
-            distances = [abs(b - part * share) for b in before[least + 1 : len(entries)]]
-            assert abs(cut.mark.work - part * share) == min(distances)
-
-
-@given(st.lists(st.tuples(paths, costs), min_size=1, max_size=80), st.data())
-def test_marks_count_what_stands_before_a_place(
+@given(st.lists(st.tuples(paths, costs), min_size=2, max_size=80), st.data())
+def test_the_best_cut_is_the_shallowest_near_a_share_of_the_work(
     all_jobs: list[tuple[tuple[int, ...], int]], data: st.DataObject
 ) -> None:
+    _, entries, low, high, cuts = cut_part(all_jobs, data)
+    num_below = data.draw(st.integers(1, high - low - 1))
+    num_above = data.draw(st.integers(1, high - low - num_below))
+    works = [work for *_, work in entries[low:high]]
+    before = list(accumulate(works, initial=0))
+    target = data.draw(st.floats(0, 1)) * sum(works)
+    reach = data.draw(st.floats(0, 0.5)) * sum(works)
+
+    cut = cuts.best(target, reach, num_below=num_below, num_above=num_above)
+
+    number = high - low - cut.above.size
+    job, depth, _ = entries[low + number]
+    assert (cut.job, cut.depth) == (job, depth)
+    assert cut.above.work == sum(works[number:])
+    allowed = range(num_below, high - low - num_above + 1)
+    distances = {i: abs(before[i] - target) for i in allowed}
+    near = [i for i in allowed if distances[i] <= reach]
+    if near:
+        assert number in near
+        assert depth == min(entries[low + i][1] for i in near)
+    else:
+        assert distances[number] == min(distances.values())
+
+
+@given(st.lists(st.tuples(paths, costs), min_size=2, max_size=80), st.data())
+def test_a_cut_at_a_place_leaves_something_on_both_sides(
+    all_jobs: list[tuple[tuple[int, ...], int]], data: st.DataObject
+) -> None:
+    jobs, entries, low, high, cuts = cut_part(all_jobs, data)
+    works = [work for *_, work in entries]
+    assert cuts.load == (high - low, sum(works[low:high]))
+
+    for number, (job, depth, _) in enumerate(entries):
+        cut = cuts.at(jobs.place_of(job))
+        if low < number < high:
+            assert cut == (job, depth, (high - number, sum(works[number:high])))
+        else:
+            assert cut is None
+
+
+def cut_part(
+    all_jobs: list[tuple[tuple[int, ...], int]], data: st.DataObject
+) -> tuple[PrefixList, list[tuple[WaitingJob, int, int]], int, int, PrefixCuts]:
+    """A list, its entries, and the cuts of a part of it, which is that from ``low`` to ``high``."""
     jobs = filled(all_jobs)
-    works = [work for *_, work in entries_of(jobs)]
-    number = data.draw(st.integers(0, len(works)))
-    cuts = PrefixCuts(jobs.chunks)
-
-    mark = cuts.mark(cuts.place(number))
-
-    assert (mark.count, mark.work) == (number, sum(works[:number]))
+    entries = entries_of(jobs)
+    low = data.draw(st.integers(0, len(entries) - 2))
+    high = data.draw(st.integers(low + 2, len(entries)))
+    start = jobs.place_of(entries[low][0])
+    end = jobs.place_of(entries[high][0]) if high < len(entries) else (len(jobs.chunks), 0)
+    return jobs, entries, low, high, PrefixCuts(jobs.chunks, start, end)
 
 
 @given(st.lists(paths, max_size=80), st.integers(0, 3), st.data())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy.prefix_chunk import Rank, rank_of
-from tidemill_scheduler.policy.prefix_cuts import NOTHING, Cut, Mark
+from tidemill_scheduler.policy.prefix_cuts import Cut, Load
 
 
 @dataclass(slots=True, eq=False)
@@ -20,48 +20,49 @@ class KeyRange:
     low: WaitingJob | None
     count: int
     work: int
+    #: The worker that walks it.
     owner: str | None = None
+    #: While it has no owner: workers that will have a part each, to be cut when one needs it.
+    team: list[str] = field(default_factory=list)
     #: The first job of the range, if that is known.
     head: WaitingJob | None = field(default=None, repr=False)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it is anyone's."""
+        return self.owner is None and not self.team
+
+    @property
+    def share(self) -> float:
+        """The work of each of its workers."""
+        return self.work / (len(self.team) or 1)
+
 
 class KeyRanges:
-    """A partition of an order into ranges, at most one for each worker.
+    """A partition of an order into ranges; each worker has one at most, or part of one.
 
     ```
     lowest        b                 c                    e
-      |--- none ---|---- worker 7 ---|----- worker 2 -----|--- worker 5 --->
+      |--- free ---|---- worker 7 ---|--- team of 2, 6 ---|--- worker 5 --->
     ```
     """
 
-    def __init__(self, cuts: Sequence[Cut] = (), whole: Mark = NOTHING) -> None:
-        self._owned: dict[str, KeyRange] = {}
-        lows = [None, *(cut.job for cut in cuts)]
-        starts = [NOTHING, *(cut.mark for cut in cuts)]
-        ends = [*(cut.mark for cut in cuts), whole]
-        self._ranges = [
-            KeyRange(low, end.count - start.count, end.work - start.work, head=low)
-            for low, start, end in zip(lows, starts, ends, strict=True)
-        ]
-        self._keys = [_key_of(low) for low in lows]
+    def __init__(self, whole: Load, team: Sequence[str] = ()) -> None:
+        self._ranges = [KeyRange(None, whole.size, whole.work, team=list(team))]
+        # The routing key at which each range begins.
+        self._keys = [b""]
+        self._held = dict.fromkeys(team, self._ranges[0])
 
     def __iter__(self) -> Iterator[KeyRange]:
         return iter(self._ranges)
-
-    def __len__(self) -> int:
-        return len(self._ranges)
 
     def find(self, job: WaitingJob) -> KeyRange:
         """Return the range that a job is in."""
         return self._ranges[self._position(job)]
 
-    def find_key(self, key: bytes) -> KeyRange:
-        """Return the range behind whose low, or at it, a key is."""
-        return self._ranges[max(0, bisect_right(self._keys, key) - 1)]
-
-    def owned_by(self, worker_id: str) -> KeyRange | None:
-        """Return the worker's range, if it has one."""
-        return self._owned.get(worker_id)
+    def held_by(self, worker_id: str) -> KeyRange | None:
+        """Return the range that the worker owns or has a part in."""
+        return self._held.get(worker_id)
 
     def after(self, key_range: KeyRange) -> KeyRange | None:
         """Return the range that follows, if there is one."""
@@ -69,30 +70,38 @@ class KeyRanges:
         return self._ranges[position] if position < len(self._ranges) else None
 
     def assign(self, key_range: KeyRange, worker_id: str) -> None:
-        """Give a range to a worker, in place of the one it had."""
+        """Give a range to a worker alone, in place of what it had."""
+        for holder in (key_range.owner, *key_range.team):
+            self._held.pop(holder or "", None)
         self.release(worker_id)
-        if key_range.owner is not None:
-            del self._owned[key_range.owner]
+        key_range.team = []
         key_range.owner = worker_id
-        self._owned[worker_id] = key_range
+        self._held[worker_id] = key_range
 
-    def split(self, key_range: KeyRange, low: WaitingJob, upper: Mark) -> KeyRange:
-        """Cut the part of a range from ``low`` on, which holds ``upper``, off as a new one."""
+    def split(self, key_range: KeyRange, cut: Cut, team: Sequence[str] = ()) -> KeyRange:
+        """Cut the upper part of a range off as a new one, which ``team`` gets of its team."""
         position = self._position(key_range.low) + 1
-        new = KeyRange(low, upper.count, upper.work, head=low)
-        key_range.count -= upper.count
-        key_range.work -= upper.work
+        new = KeyRange(cut.job, *cut.above, team=list(team), head=cut.job)
+        key_range.count -= cut.above.size
+        key_range.work -= cut.above.work
+        if team:
+            self._held.update(dict.fromkeys(team, new))
+            gone = set(team)
+            key_range.team = [worker for worker in key_range.team if worker not in gone]
         self._ranges.insert(position, new)
-        self._keys.insert(position, low.key)
+        self._keys.insert(position, cut.job.key)
         return new
 
     def release(self, worker_id: str) -> None:
-        """Take a worker's range from it; an empty one becomes part of its neighbour."""
-        key_range = self._owned.pop(worker_id, None)
+        """Take from a worker what it has; an empty range becomes part of its neighbour."""
+        key_range = self._held.pop(worker_id, None)
         if key_range is None:
             return
-        key_range.owner = None
-        if key_range.count == 0 and len(self._ranges) > 1:
+        if key_range.owner == worker_id:
+            key_range.owner = None
+        else:
+            key_range.team.remove(worker_id)
+        if key_range.is_free and key_range.count == 0 and len(self._ranges) > 1:
             self._merge(self._position(key_range.low))
 
     def _merge(self, position: int) -> None:
@@ -102,19 +111,12 @@ class KeyRanges:
             self._keys[0] = b""
 
     def _position(self, job: WaitingJob | None) -> int:
-        key = _key_of(job)
+        key = b"" if job is None else job.key
         high = bisect_right(self._keys, key)
         if high == 1 or self._keys[high - 1] != key:
             return high - 1
-        low = bisect_left(self._keys, key, 0, high)
-        position = bisect_right(
-            self._ranges, _rank_of(job), low, high, key=lambda r: _rank_of(r.low)
-        )
-        return position - 1
-
-
-def _key_of(low: WaitingJob | None) -> bytes:
-    return b"" if low is None else low.key
+        low, rank = bisect_left(self._keys, key, 0, high), _rank_of(job)
+        return bisect_right(self._ranges, rank, low, high, key=lambda r: _rank_of(r.low)) - 1
 
 
 def _rank_of(low: WaitingJob | None) -> Rank:

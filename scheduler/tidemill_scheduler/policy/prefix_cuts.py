@@ -1,9 +1,9 @@
-"""Where a prefix order is best cut: near a share of its work, through little shared prefix."""
+"""Where a part of the prefix order is best cut: near a share of its work, through little prefix."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy.prefix_chunk import Chunk
@@ -13,76 +13,69 @@ from tidemill_scheduler.policy.prefix_list import Place
 _MAX_REACH = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What stands before a place of the list: so many entries with so many tokens of work."""
+class Load(NamedTuple):
+    """So many entries of the order with so many tokens of work."""
 
-    count: int
+    size: int
     work: int
 
 
-NOTHING = Mark(0, 0)
+class Cut(NamedTuple):
+    """A cut in front of ``job``, through ``depth`` shared hashes; ``above`` is from there on."""
 
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A place where the list may be cut: in front of ``job``, through ``depth`` shared hashes."""
-
-    place: Place
     job: WaitingJob
     depth: int
-    mark: Mark
+    above: Load
 
 
 class PrefixCuts:
-    """Finds places by work in the chunks of a list, which must not change meanwhile."""
+    """The places where the entries from ``low`` up to ``high`` may be cut in two.
 
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        self._chunks = chunks
-        self._works = list(accumulate((chunk.work for chunk in chunks), initial=0))
-        self._counts = list(accumulate((len(chunk) for chunk in chunks), initial=0))
+    Good until the list of ``chunks`` changes.
+    """
 
-    def mark(self, place: Place) -> Mark:
-        """Return what stands before a place."""
-        index, offset = place
-        if not offset:
-            return Mark(self._counts[index], self._works[index])
-        work = self._works[index] + self._chunks[index].sums[offset]
-        return Mark(self._counts[index] + offset, work)
+    def __init__(self, chunks: Sequence[Chunk], low: Place, high: Place) -> None:
+        self._chunks = chunks[low[0] : high[0] + 1]
+        self._first = low[0]
+        # Before each chunk, and at last before what follows all of them.
+        self._works = list(accumulate((chunk.work for chunk in self._chunks), initial=0))
+        self._counts = list(accumulate((len(chunk) for chunk in self._chunks), initial=0))
+        self._start = self._before((0, low[1]))
+        self._end = self._before((high[0] - low[0], high[1]))
 
-    def place(self, number: int) -> Place:
-        """Return the place that has ``number`` entries before it."""
-        index = bisect_right(self._counts, number) - 1
-        return (index, number - self._counts[index])
+    @property
+    def load(self) -> Load:
+        """All that stands between the two ends."""
+        return _between(self._start, self._end)
 
-    def even_cuts(self, num_parts: int, tolerance: float) -> list[Cut]:
-        """Cut the list into at most so many parts of about equal work.
+    def at(self, place: Place) -> Cut | None:
+        """Return the cut at a place of the list, none if that has nothing below or above it."""
+        place = (place[0] - self._first, place[1])
+        if not 0 <= place[0] < len(self._chunks):
+            return None
+        before = self._before(place)
+        if not self._start.size < before.size < self._end.size:
+            return None
+        return self._cut(place)
 
-        A cut is the shallowest of those within ``tolerance`` of a part's work around the even one.
-        """
-        cuts: list[Cut] = []
-        share = self._works[-1] / num_parts
-        last = self.place(self._counts[-1] - 1)
-        first = self.place(1)
-        for part in range(1, num_parts):
-            if first > last:
-                break
-            cut = self.best_cut(part * share, tolerance * share, first, last)
-            cuts.append(cut)
-            first = self.place(cut.mark.count + 1)
-        return cuts
-
-    def best_cut(self, work: float, reach: float, first: Place, last: Place) -> Cut:
-        """Return the shallowest cut in ``first..last`` with ``work`` +- ``reach`` before it.
+    def best(self, work: float, reach: float, *, num_below: int = 1, num_above: int = 1) -> Cut:
+        """Return the shallowest of the cuts with ``work`` +- ``reach`` tokens below it.
 
         Of several it is the one nearest to ``work``; if there is none within reach, the nearest.
+        At least ``num_below`` and ``num_above`` entries stand on its sides, and so many there are.
         """
+        work += self._start.work
+        first = self._place(self._start.size + num_below)
+        last = self._place(self._end.size - num_above)
         middle = min(max(self._nearest(work), first), last)
         low = min(max(self._at_least(work - reach), first), middle)
         high = max(min(self._at_most(work + reach), last), middle)
-        index, offset = place = self._shallowest(low, middle, high)
-        chunk = self._chunks[index]
-        return Cut(place, chunk.jobs[offset], chunk.depths[offset], self.mark(place))
+        return self._cut(self._shallowest(low, middle, high))
+
+    def _cut(self, place: Place) -> Cut:
+        chunk = self._chunks[place[0]]
+        above = _between(self._before(place), self._end)
+        return Cut(chunk.jobs[place[1]], chunk.depths[place[1]], above)
 
     def _shallowest(self, low: Place, middle: Place, high: Place) -> Place:
         best = middle
@@ -91,15 +84,26 @@ class PrefixCuts:
             if not depth:
                 break
             chunk = self._chunks[index]
-            if chunk.least_depth >= depth:
-                continue
             start = low[1] if index == low[0] else 0
             end = high[1] + 1 if index == high[0] else len(chunk)
+            if end - start == len(chunk) and chunk.least_depth >= depth:
+                continue
             near = middle[1] if index == middle[0] else start if index > middle[0] else end - 1
             offset = chunk.lowest(start, end, near)
             if chunk.depths[offset] < depth:
                 best, depth = (index, offset), chunk.depths[offset]
         return best
+
+    def _before(self, place: Place) -> Load:
+        index, offset = place
+        if not offset:
+            return Load(self._counts[index], self._works[index])
+        work = self._works[index] + self._chunks[index].sums[offset]
+        return Load(self._counts[index] + offset, work)
+
+    def _place(self, number: int) -> Place:
+        index = bisect_right(self._counts, number) - 1
+        return (index, number - self._counts[index])
 
     def _nearest(self, work: float) -> Place:
         index = self._chunk_at(work)
@@ -128,6 +132,10 @@ class PrefixCuts:
     def _chunk_at(self, work: float) -> int:
         index = bisect_right(self._works, work) - 1
         return min(max(index, 0), len(self._chunks) - 1)
+
+
+def _between(start: Load, end: Load) -> Load:
+    return Load(end.size - start.size, end.work - start.work)
 
 
 def _outwards(low: int, middle: int, high: int) -> Iterator[int]:

@@ -5,6 +5,7 @@ epoch begins is served to its end while newcomers gather for the next one.  Each
 range of its own, and takes half of another's when its own is done.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection
 from heapq import nlargest
 from operator import attrgetter
@@ -12,7 +13,7 @@ from operator import attrgetter
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy.key_ranges import KeyRange, KeyRanges
-from tidemill_scheduler.policy.prefix_cuts import Cut, Mark, PrefixCuts
+from tidemill_scheduler.policy.prefix_cuts import Cut, Load, PrefixCuts
 from tidemill_scheduler.policy.prefix_list import PrefixList, shared_depth
 
 #: Tokens from which a shared prefix makes a group that is kept on one worker.
@@ -55,7 +56,7 @@ class PrefixOrder:
         self._group_bytes = self._group_depth * ROUTING_HASH_BYTES
         self._current = PrefixList(tokens_per_hash)
         self._next = PrefixList(tokens_per_hash)
-        self._ranges = KeyRanges()
+        self._ranges = KeyRanges(Load(0, 0))
         self._anchors: dict[str, bytes] = {}
         self._joinable_work = 0.0
         #: How many epochs began.
@@ -99,8 +100,8 @@ class PrefixOrder:
 
         It may be any that waits, in whosever range it is.  Raises ``KeyError``.
         """
-        key_range = self._ranges.owned_by(worker_id)
-        if key_range is not None and key_range.count and self._head_of(key_range) is job:
+        key_range = self._ranges.held_by(worker_id)
+        if key_range and key_range.owner and key_range.count and self._head_of(key_range) is job:
             before = self._current.work
             follower = self._current.serve(job)
             self._count_out(key_range, before)
@@ -112,10 +113,8 @@ class PrefixOrder:
     def peek(self, worker_id: str) -> WaitingJob | None:
         """Return the next job in the worker's own range."""
         self._begin_epoch()
-        key_range = self._ranges.owned_by(worker_id)
-        if key_range is None or not key_range.count:
-            return None
-        return self._head_of(key_range)
+        key_range = self._own_range(worker_id)
+        return self._head_of(key_range) if key_range and key_range.count else None
 
     def claim_range(self, worker_id: str, yields: Callable[[str], bool]) -> bool:
         """Find a new range for a worker whose own is empty; false if there is none for it.
@@ -123,12 +122,13 @@ class PrefixOrder:
         It is one without owner, else half of that with the most work.  A cut through a group of
         jobs that share a prefix makes both workers compute it, so it needs ``yields(owner)``.
         """
-        self._begin_epoch()
-        others = [r for r in self._ranges if r.count and r.owner != worker_id]
-        if free := [r for r in others if r.owner is None]:
+        if self.peek(worker_id) is not None:
+            return True
+        others = [key_range for key_range in self._ranges if key_range.count]
+        if free := [key_range for key_range in others if key_range.is_free]:
             self._ranges.assign(max(free, key=attrgetter("work")), worker_id)
             return True
-        victims = nlargest(MAX_VICTIMS, others, key=attrgetter("work"))
+        victims = nlargest(MAX_VICTIMS, others, key=attrgetter("share"))
         return any(self._take_from(victim, worker_id, yields) for victim in victims)
 
     def release(self, worker_id: str) -> None:
@@ -142,7 +142,7 @@ class PrefixOrder:
         Only jobs of its own range count, the next one included, and ``MAX_FOLLOWERS`` at most.
         """
         job = self.peek(worker_id)
-        key_range = self._ranges.owned_by(worker_id)
+        key_range = self._ranges.held_by(worker_id)
         if job is None or key_range is None:
             return 0
         limit = min(key_range.count, MAX_FOLLOWERS)
@@ -153,7 +153,7 @@ class PrefixOrder:
         key_range = self._ranges.find(job)
         if key_range.owner is None or len(job.key) < self._group_bytes:
             return False
-        anchor = self._anchors.get(key_range.owner, b"")
+        anchor = self._anchor_of(key_range.owner)
         head = self._head_of(key_range) if key_range.count else None
         if not self._in_group(anchor, job.key) and not (head and self._in_group(head.key, job.key)):
             return False
@@ -177,77 +177,97 @@ class PrefixOrder:
         self.epoch += 1
         self._current, self._next = self._next, PrefixList(self._tokens_per_hash)
         self._joinable_work = self._current.work * JOIN_SHARE
-        cuts = PrefixCuts(self._current.chunks)
-        num_parts = max(1, min(len(self._workers), len(self._current)))
-        whole = Mark(len(self._current), self._current.work)
-        self._ranges = KeyRanges(cuts.even_cuts(num_parts, EPOCH_TOLERANCE), whole)
-        self._spread_workers(cuts)
+        # Those that have been nowhere come first, and are left out if there is too little.
+        team = sorted(self._workers, key=self._anchor_of)[-len(self._current) :]
+        whole = Load(len(self._current), self._current.work)
+        self._ranges = KeyRanges(whole, team)
 
-    def _spread_workers(self, cuts: PrefixCuts) -> None:
-        """Let each worker go on where it is; those without a place get what is left, in order."""
-        anchors = ((self._anchors.get(worker, b""), worker) for worker in self._workers)
-        others = []
-        for anchor, worker_id in sorted(anchors):
-            key_range = self._ranges.find_key(anchor)
-            if anchor and key_range.owner is None:
-                self._ranges.assign(self._from_group(key_range, anchor, cuts), worker_id)
-            else:
-                others.append(worker_id)
-        free = [r for r in self._ranges if r.owner is None]
-        for worker_id, key_range in zip(others, free, strict=False):
-            self._ranges.assign(key_range, worker_id)
+    def _own_range(self, worker_id: str) -> KeyRange | None:
+        """The worker's range, cut off that of its team if it has none of its own yet."""
+        key_range = self._ranges.held_by(worker_id)
+        if key_range is None or key_range.owner is not None:
+            return key_range
+        # The last jobs may have gone before all workers came.
+        for other in [w for w in key_range.team if w != worker_id][max(0, key_range.count - 1) :]:
+            self._ranges.release(other)
+        while len(key_range.team) > 1:
+            self._divide(key_range)
+            key_range = self._ranges.held_by(worker_id) or key_range
+        self._ranges.assign(key_range, worker_id)
+        return self._from_group(key_range, worker_id)
 
-    def _from_group(self, key_range: KeyRange, anchor: bytes, cuts: PrefixCuts) -> KeyRange:
+    def _divide(self, key_range: KeyRange) -> None:
+        """Cut a team's range in two, so that its workers get parts of equal work in the end.
+
+        Each goes to the side where it is, if that has room.
+        """
+        team = key_range.team
+        num_below = len(team) // 2
+        cuts = self._cuts_of(key_range)
+        part = cuts.load.work / len(team)
+        cut = cuts.best(
+            part * num_below,
+            part * EPOCH_TOLERANCE,
+            num_below=num_below,
+            num_above=len(team) - num_below,
+        )
+        # Of too many on one side those that are farthest from the cut go over.
+        num_there = bisect_left(team, cut.job.key, key=self._anchor_of)
+        surplus = num_there - num_below
+        if surplus > 0:
+            above = team[:surplus] + team[num_there:]
+        else:
+            above = team[num_there : len(team) + surplus]
+        self._ranges.split(key_range, cut, above)
+
+    def _from_group(self, key_range: KeyRange, worker_id: str) -> KeyRange:
         """Cut off what sorts before the group a worker is in, if more of that waits."""
+        anchor = self._anchor_of(worker_id)
         place = self._current.place_of_prefix(anchor[: self._group_bytes])
         first = self._current.job_at(place)
         if first is None or not self._in_group(anchor, first.key):
             return key_range
-        start, end = self._bounds(key_range, cuts)
-        mark = cuts.mark(place)
-        if not start.count < mark.count < end.count:
-            return key_range
-        return self._ranges.split(key_range, first, _between(mark, end))
+        cut = self._cuts_of(key_range).at(place)
+        if cut is not None:
+            key_range = self._ranges.split(key_range, cut)
+            self._ranges.assign(key_range, worker_id)
+        return key_range
 
     def _take_from(
         self, key_range: KeyRange, worker_id: str, yields: Callable[[str], bool]
     ) -> bool:
+        if key_range.team:
+            key_range = self._own_range(key_range.team[0]) or key_range
         owner = key_range.owner or ""
         if key_range.count == 1:
-            depth = shared_depth(self._anchors.get(owner, b""), self._head_of(key_range).key)
+            depth = shared_depth(self._anchor_of(owner), self._head_of(key_range).key)
             if depth >= self._group_depth and not yields(owner):
                 return False
             self._ranges.assign(key_range, worker_id)
             return True
-        cuts = PrefixCuts(self._current.chunks)
-        start, end = self._bounds(key_range, cuts)
-        cut = self._halve(cuts, start, end)
+        cuts = self._cuts_of(key_range)
+        cut = self._half(cuts)
         if cut.depth >= self._group_depth and not yields(owner):
             return False
-        key_range.work = end.work - start.work
-        upper = self._ranges.split(key_range, cut.job, _between(cut.mark, end))
-        self._ranges.assign(upper, worker_id)
+        key_range.work = cuts.load.work
+        self._ranges.assign(self._ranges.split(key_range, cut), worker_id)
         return True
 
-    def _halve(self, cuts: PrefixCuts, start: Mark, end: Mark) -> Cut:
-        work = end.work - start.work
-        first, last = cuts.place(start.count + 1), cuts.place(end.count - 1)
-        middle = start.work + work / 2
-        cut = cuts.best_cut(middle, STEAL_TOLERANCE * work, first, last)
+    def _half(self, cuts: PrefixCuts) -> Cut:
+        work = cuts.load.work
+        cut = cuts.best(work / 2, STEAL_TOLERANCE * work)
         if cut.depth < self._group_depth:
             return cut
         # An uneven half is better than a group in two places.
-        wider = cuts.best_cut(middle, work, first, last)
+        wider = cuts.best(work / 2, work)
         return wider if wider.depth < self._group_depth else cut
 
-    def _bounds(self, key_range: KeyRange, cuts: PrefixCuts) -> tuple[Mark, Mark]:
-        """What stands before the first job of a range, and before the first one behind it."""
-        low = key_range.low
-        start = cuts.mark(self._current.place_of(low) if low else (0, 0))
-        after = self._ranges.after(key_range)
-        if after is None or after.low is None:
-            return start, Mark(len(self._current), self._current.work)
-        return start, cuts.mark(self._current.place_of(after.low))
+    def _cuts_of(self, key_range: KeyRange) -> PrefixCuts:
+        low, after = key_range.low, self._ranges.after(key_range)
+        start = self._current.place_of(low) if low else (0, 0)
+        chunks = self._current.chunks
+        end = self._current.place_of(after.low) if after and after.low else (len(chunks), 0)
+        return PrefixCuts(chunks, start, end)
 
     def _head_of(self, key_range: KeyRange) -> WaitingJob:
         """The first job of a range that is not empty."""
@@ -262,10 +282,9 @@ class PrefixOrder:
         key_range.count -= 1
         key_range.work -= work_before - self._current.work
 
+    def _anchor_of(self, worker_id: str) -> bytes:
+        return self._anchors.get(worker_id, b"")
+
     def _in_group(self, left: bytes, right: bytes) -> bool:
         size = self._group_bytes
         return len(left) >= size and left[:size] == right[:size]
-
-
-def _between(start: Mark, end: Mark) -> Mark:
-    return Mark(end.count - start.count, end.work - start.work)
