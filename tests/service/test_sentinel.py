@@ -48,7 +48,7 @@ def sentinel_group(directory: Path) -> Iterator[Group]:
     ):
         wait_until(lambda: _has_replica(master), 20, "the replica is in sync")
         sentinel.ask("SENTINEL", "MONITOR", MASTER, "127.0.0.1", master.port, 1)
-        sentinel.ask("SENTINEL", "SET", MASTER, "down-after-milliseconds", 500)
+        sentinel.ask("SENTINEL", "SET", MASTER, "down-after-milliseconds", 1000)
         sentinel.ask("SENTINEL", "SET", MASTER, "failover-timeout", 4000)
         wait_until(lambda: _num_known_replicas(sentinel) == 1, 20, "the sentinel knows the replica")
         yield Group(master, replica, sentinel)

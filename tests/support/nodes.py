@@ -201,7 +201,8 @@ def served(
             workers.append(stack.enter_context(worker))
         for shard, process in zip(shards, workers, strict=True):
             assert process.stdout is not None
-            assert process.stdout.readline().startswith("wkr_"), f"no worker of shard {shard}"
+            told = (directory / f"worker-{shard}.log").read_text
+            assert process.stdout.readline().startswith("wkr_"), f"no worker of {shard}: {told()}"
             with connect(url, shard=shard) as client:
                 wait_for_leader(client, shard=shard)
         yield schedulers
