@@ -7,7 +7,7 @@ from tidemill.protocol.messages import WorkerStatus
 from tidemill.protocol.prefix import ROUTING_STRIDE
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.large_jobs import LargeJobs
-from tidemill_scheduler.policy.accounts import Accounts, Correction
+from tidemill_scheduler.policy.accounts import Accounts, Running
 from tidemill_scheduler.policy.fifo_lanes import FifoLanes
 from tidemill_scheduler.policy.fleet import Fleet
 from tidemill_scheduler.policy.hints import Hint, Hints
@@ -125,10 +125,14 @@ class ModelDesk:
         worker.update(status, now)
         self.fleet.learn(worker_id, status)
         for sequence in status.finished:
-            self._settle(worker_id, self._accounts.finished(worker_id, sequence))
+            running = self._accounts.finished(worker_id, sequence)
+            if running is not None:
+                cost = self._accounts.cost(running.job, sequence)
+                self.lanes.adjust(running.job, cost - running.charged)
+                self.residency.arrived(worker_id, running.job.kv_key, running.depth)
         if worker.num_seqs == 0:
-            for correction in self._accounts.idle(worker_id):
-                self._settle(worker_id, correction)
+            for running in self._accounts.idle(worker_id):
+                self.residency.arrived(worker_id, running.job.kv_key, running.depth)
         self.lanes.refresh(worker_id)
         self._placement.wake(worker_id)
 
@@ -162,7 +166,10 @@ class ModelDesk:
         if worker is None:
             return
         worker.drop(job.job_id)
-        self._settle(worker_id, self._accounts.returned(worker_id, job.job_id))
+        running = self._accounts.returned(worker_id, job.job_id)
+        if running is not None:
+            self.lanes.adjust(job, -running.charged)
+            self.residency.forget(worker_id, job.kv_key, running.depth)
         self._placement.wake(worker_id)
 
     def take_hints(self) -> list[Hint]:
@@ -210,14 +217,10 @@ class ModelDesk:
         worker_id = worker.info.worker_id
         worker.reserve(job.job_id, job.cost)
         self.residency.dispatched(worker_id, job.kv_key)
-        self._accounts.charged(worker_id, job, self._accounts.price(job, job.cost))
+        price = self._accounts.price(job, job.cost)
+        self._accounts.charged(worker_id, Running(job, price, 0))
         del self._waiting[job.job_id]
         return Dispatch(job, worker_id, job.cost)
-
-    def _settle(self, worker_id: str, correction: Correction | None) -> None:
-        if correction is not None:
-            self.lanes.adjust(correction.job, correction.tokens)
-            self.residency.forget(worker_id, correction.job.kv_key)
 
 
 def _is_open(worker: Worker, moment: Moment) -> bool:

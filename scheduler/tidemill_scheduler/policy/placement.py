@@ -6,7 +6,7 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 
 from tidemill_scheduler.jobs import WaitingJob
-from tidemill_scheduler.policy.accounts import Accounts
+from tidemill_scheduler.policy.accounts import Accounts, Running
 from tidemill_scheduler.policy.fleet import Fleet
 from tidemill_scheduler.policy.hints import Hints
 from tidemill_scheduler.policy.lanes import AnyLanes
@@ -156,7 +156,8 @@ class Placement:
         self.too_large.append(job)
 
     def _place(self, job: WaitingJob, target: Worker) -> Dispatch | None:
-        tokens = self.uncached(job, target)
+        depth = self._residency.depth(target.info.worker_id, job.kv_key)
+        tokens = max(1, job.cost - depth * self._tokens_per_hash)
         if not target.fits(job, tokens):
             return None
         worker_id = target.info.worker_id
@@ -164,8 +165,8 @@ class Placement:
         is_bound = self._lanes.is_bound(job)
         self._lanes.take(job, worker_id, price, self._moment.now)
         del self._waiting[job.job_id]
-        self._residency.dispatched(worker_id, job.kv_key)
-        self._accounts.charged(worker_id, job, price)
+        self._residency.dispatched(worker_id, job.kv_key, depth)
+        self._accounts.charged(worker_id, Running(job, price, depth))
         if not is_bound:
             self._hints.dispatched(job, worker_id)
         target.reserve(job.job_id, tokens)

@@ -77,30 +77,34 @@ class Residency:
         self._resident.add(cache.store(held), cache.bit)
         cache.seq = seq
 
-    def dispatched(self, worker_id: str, key: bytes) -> None:
-        """Count a job that is sent to a worker, until it arrives there or is forgotten."""
-        cache = self._caches[worker_id]
-        self._shadow.add(cache.expect(split_key(key)), cache.bit)
+    def dispatched(self, worker_id: str, key: bytes, depth: int = 0) -> None:
+        """Count a job that is sent to a worker, until it arrives there or is forgotten.
 
-    def arrived(self, worker_id: str, key: bytes) -> None:
+        Its first ``depth`` hashes are there already, or on their way, and need not be counted.
+        """
+        cache = self._caches[worker_id]
+        self._shadow.add(cache.expect(split_key(key, depth)), cache.bit)
+
+    def arrived(self, worker_id: str, key: bytes, depth: int = 0) -> None:
         """Note that a job that was sent shows in the worker's own account from now on.
 
-        A worker that sends no events is believed to hold the job's prefixes.
+        ``depth`` is what ``dispatched`` was told.  A worker that sends no events is believed to
+        hold the job's prefixes.
         """
         cache = self._caches.get(worker_id)
         if cache is None:
             return
-        digests = split_key(key)
         if cache.is_blind:
+            digests = split_key(key)
             self._resident.add(cache.store(digests), cache.bit)
             self._resident.discard(cache.evict(cache.guess(digests)), cache.bit)
-        self._shadow.discard(cache.settle(digests), cache.bit)
+        self._shadow.discard(cache.settle(split_key(key, depth)), cache.bit)
 
-    def forget(self, worker_id: str, key: bytes) -> None:
+    def forget(self, worker_id: str, key: bytes, depth: int = 0) -> None:
         """Note that a job that was sent will leave nothing in the worker's cache."""
         cache = self._caches.get(worker_id)
         if cache is not None:
-            self._shadow.discard(cache.settle(split_key(key)), cache.bit)
+            self._shadow.discard(cache.settle(split_key(key, depth)), cache.bit)
 
     def depth(self, worker_id: str, key: bytes, near: int | None = None) -> int:
         """Return how many leading hashes of ``key`` the worker holds or is about to.

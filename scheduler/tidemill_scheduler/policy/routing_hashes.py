@@ -7,10 +7,10 @@ from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 Digests = Container[bytes]
 
 
-def split_key(key: bytes) -> list[bytes]:
-    """Return the hashes of ``key``."""
+def split_key(key: bytes, depth: int = 0) -> list[bytes]:
+    """Return the hashes of ``key`` behind the first ``depth`` ones."""
     width = ROUTING_HASH_BYTES
-    return [key[start : start + width] for start in range(0, len(key), width)]
+    return [key[start : start + width] for start in range(depth * width, len(key), width)]
 
 
 def hash_at(key: bytes, depth: int) -> bytes:

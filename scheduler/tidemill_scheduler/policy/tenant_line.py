@@ -96,15 +96,12 @@ class TenantLine:
         ``yields(owner)`` tells whether that worker gives up half of a group it works on; without
         it, nothing is taken over from others.
         """
-        for _ in range(_MAX_TURNS):
-            tenant = self._shares.turn(worker_id, self._choices(worker_id))
-            if tenant is None:
-                break
-            job = self._next_of(tenant, worker_id, now, yields)
-            if job is not None:
-                return job
-            self._shares.skip(worker_id)
-        return None if yields is None else self._interactive.steal(worker_id, now)
+        # A group is split only for a worker that finds nothing else.
+        job = self._in_turn(worker_id, now, None if yields is None else _never)
+        if job is not None or yields is None:
+            return job
+        job = self._in_turn(worker_id, now, yields)
+        return job or self._interactive.steal(worker_id, now)
 
     def is_bound(self, job: WaitingJob) -> bool:
         """Whether a job waits in the interactive lane."""
@@ -132,6 +129,19 @@ class TenantLine:
         self._shares.remove_server(worker_id)
         for order in self._orders.values():
             order.release(worker_id)
+
+    def _in_turn(
+        self, worker_id: str, now: float, yields: Callable[[str], bool] | None
+    ) -> WaitingJob | None:
+        for _ in range(_MAX_TURNS):
+            tenant = self._shares.turn(worker_id, self._choices(worker_id))
+            if tenant is None:
+                return None
+            job = self._next_of(tenant, worker_id, now, yields)
+            if job is not None:
+                return job
+            self._shares.skip(worker_id)
+        return None
 
     def _choices(self, worker_id: str) -> Collection[str] | None:
         bound = self._interactive.tenants(worker_id)
@@ -168,3 +178,7 @@ class TenantLine:
         if not self._num_jobs[tenant]:
             del self._num_jobs[tenant]
             self._shares.deactivate(tenant)
+
+
+def _never(owner: str) -> bool:
+    return False
