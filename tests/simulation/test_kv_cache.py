@@ -71,23 +71,48 @@ def test_a_hash_that_comes_back_at_once_is_not_told_as_evicted() -> None:
     assert cache.take_changes() == ([1], [])
 
 
+def test_a_hinted_prefix_is_evicted_last_and_no_longer_once_the_hint_is_dropped() -> None:
+    cache = KvCache(16)
+    cache.hint({2: 5})
+    cache.free((1, 2, 3), hold(cache, (1, 2, 3))[1])
+    for chain in [(7,), (8,), (9,)]:
+        cache.free(chain, hold(cache, chain)[1])
+    assert (cache.find((1, 2, 3)), cache.find((8,)), cache.find((9,))) == (2, 1, 1)
+
+    cache.hint({2: 0})
+    for chain in [(10,), (11,), (12,)]:
+        cache.free(chain, hold(cache, chain)[1])
+    assert cache.find((1, 2, 3)) == 1
+
+
+def test_hinted_prefixes_make_room_when_nothing_else_is_left() -> None:
+    cache = KvCache(8)
+    cache.hint({2: 5})
+    cache.free((1, 2), hold(cache, (1, 2))[1])
+    hold(cache, (7,))
+
+    assert (cache.find((1, 2)), cache.num_free) == (1, 4)
+
+
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), PATHS, st.integers(0, 3)), max_size=60))
-def test_a_cache_agrees_with_sets_of_prefixes(steps: list[tuple[bool, list[int], int]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(["run", "end", "hint"]), PATHS, st.integers(0, 3))))
+def test_a_cache_agrees_with_sets_of_prefixes(steps: list[tuple[str, list[int], int]]) -> None:
     cache = KvCache(60)
     running: list[tuple[tuple[int, ...], int]] = []
     told: set[int] = set()
-    for is_end, path, extra in steps:
-        if is_end and running:
+    for kind, path, extra in steps:
+        # Digits of base 4 number the prefixes of a path.
+        chain = tuple(
+            sum(4**i * (n + 1) for i, n in enumerate(path[:d])) for d in range(1, len(path) + 1)
+        )
+        if kind == "end" and running:
             cache.free(*running.pop(extra % len(running)))
+        elif kind == "hint":
+            cache.hint({chain[-1]: extra})
         else:
-            # Base 4 with a leading 1 numbers the prefixes of a path.
-            chain = tuple(
-                sum(4**i * (n + 1) for i, n in enumerate(path[:d])) for d in range(1, len(path) + 1)
-            )
             held = {digest for other, _ in running for digest in other}
             need = 4 * len(held | set(chain)) + extra + sum(other for _, other in running)
             if need <= 60:
@@ -101,5 +126,8 @@ def test_a_cache_agrees_with_sets_of_prefixes(steps: list[tuple[bool, list[int],
         assert set(cache.digests()) == told
         assert held <= told
         assert len(told) * 4 + sum(extra for _, extra in running) <= 60
-        for chain, _ in running:
-            assert cache.find(chain) == len(chain)
+        for other, _ in running:
+            assert cache.find(other) == len(other)
+        # Prefix-closed, so that the binary search tells what a walk finds.
+        known = next((d for d, digest in enumerate(chain) if digest not in told), len(chain))
+        assert cache.find(chain) == known

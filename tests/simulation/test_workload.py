@@ -79,6 +79,16 @@ def test_shuffling_keeps_all_jobs_and_a_seed_its_order() -> None:
     assert list(shuffled) != list(workload.shuffled(2))
 
 
+def test_shuffling_in_windows_mixes_only_neighbouring_copies() -> None:
+    workload = make_random_workload(5, 50).copies(4)
+    mixed = list(workload.shuffled(1, window=100))
+    roots = [{unpack_key(job.key)[0] for job in mixed[start : start + 100]} for start in (0, 100)]
+
+    assert not roots[0] & roots[1]
+    assert Counter(mixed) == Counter(workload)
+    assert [job.key for job in mixed] != [job.key for job in workload.shuffled(2, window=100)]
+
+
 def test_shuffling_keeps_the_times_of_arrival() -> None:
     workload = make_random_workload(6, interval=0.5)
 

@@ -41,6 +41,7 @@ class Cluster:
     watermark: float = 0.01
     batch_ceiling: float = 0.85
     macro_steps: bool = True
+    hints: bool = True
     tick_seconds: float = 0.0
     heartbeat_seconds: float = 0.0
     max_waiting: int = 1_000_000

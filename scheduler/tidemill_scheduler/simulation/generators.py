@@ -9,6 +9,7 @@ from bisect import bisect
 from collections.abc import Callable
 from itertools import accumulate
 
+from tidemill.protocol.errors import ConfigError
 from tidemill_scheduler.simulation.workload import Table, Workload
 
 #: Tokens for each routing hash: four blocks of 16 tokens.
@@ -23,31 +24,49 @@ class _Prompts:
     A hash id stands for the texts up to its end, so equal beginnings get equal ids.
     """
 
-    def __init__(self, seed: int, tenant_names: list[str] | None = None) -> None:
+    def __init__(self, seed: int, scale: float, tenant_names: list[str] | None = None) -> None:
+        if not 0 < scale <= 1:
+            raise ConfigError(f"scale: {scale} is not a share", fix="Give more than 0, at most 1.")
+        self._scale = scale
         self.rng = random.Random(seed)
         self.table = Table(tenant_names=tenant_names or ["default"])
-        # (parent's id, names of the texts in the block) -> id.
+        # (parent's id, place and names of the texts in the block) -> id.
         self._ids: dict[tuple[object, ...], int] = {}
-        self._num_private = 0
+        self._chains: dict[tuple[tuple[object, int], ...], list[int]] = {}
+        self._num_ids = 0
+
+    def count(self, everything: int) -> int:
+        """Return the share of so many jobs, at least one."""
+        return max(1, round(everything * self._scale))
 
     def add(
         self, texts: list[tuple[object, int]], private: int, output_tokens: int, tenant: int = 0
     ) -> None:
         """Add a job whose prompt is these texts and then ``private`` tokens of its own."""
-        self._num_private += 1
-        parts = [*texts, (("private", self._num_private), private)]
-        length = sum(size for _, size in parts)
-        ends = list(accumulate(size for _, size in parts))
+        key = tuple(texts)
+        if key not in self._chains:
+            self._chains[key] = self._chain(texts)
+        shared = self._chains[key]
+        length = sum(size for _, size in texts) + private
+        first = self._num_ids
+        self._num_ids += length // TOKENS_PER_HASH - len(shared)
+        ids = [*shared, *range(first, self._num_ids)]
+        self.table.append(ids, (length, output_tokens), tenant=tenant)
+
+    def _chain(self, texts: list[tuple[object, int]]) -> list[int]:
+        """The ids of the blocks that these texts fill."""
+        ends = list(accumulate(size for _, size in texts))
         ids: list[int] = []
         parent = -1
-        for end in range(TOKENS_PER_HASH, length + 1, TOKENS_PER_HASH):
+        for end in range(TOKENS_PER_HASH, ends[-1] + 1, TOKENS_PER_HASH):
             start = end - TOKENS_PER_HASH
             first, last = bisect(ends, start), bisect(ends, end - 1)
-            place = start - (ends[first] - parts[first][1])
-            names = tuple(name for name, _ in parts[first : last + 1])
-            parent = self._ids.setdefault((parent, place, names), len(self._ids))
+            place = start - (ends[first] - texts[first][1])
+            block = (parent, place, *[name for name, _ in texts[first : last + 1]])
+            parent = self._ids.setdefault(block, self._num_ids)
+            self._num_ids += parent == self._num_ids
             ids.append(parent)
-        self.table.append(ids, (length, output_tokens), tenant=tenant)
+        return ids
 
     def workload(self, name: str, max_tokens: int) -> Workload:
         """Return what was added, shuffled."""
@@ -68,22 +87,22 @@ class _Zipf:
 
 def eval57(seed: int = 0, scale: float = 1.0) -> Workload:
     """Make an evaluation: 57 subjects with few-shot examples, 250 questions on each."""
-    prompts = _Prompts(seed)
+    prompts = _Prompts(seed, scale)
     rng = prompts.rng
     shots = [rng.randint(600, 1200) for _ in range(57)]
     for subject, length in enumerate(shots):
-        for _ in range(max(1, round(250 * scale))):
+        for _ in range(prompts.count(250)):
             prompts.add([(subject, length)], rng.randint(40, 140), rng.randint(1, 24))
     return prompts.workload("eval57", 24)
 
 
 def rag1(seed: int = 0, scale: float = 1.0) -> Workload:
     """Make questions on one long document each: 3,000 documents of 4k to 8k tokens, Zipf 0.7."""
-    prompts = _Prompts(seed)
+    prompts = _Prompts(seed, scale)
     rng = prompts.rng
     lengths = [rng.randint(4000, 8000) for _ in range(3000)]
     popular = _Zipf(len(lengths), 0.7, rng)
-    for _ in range(round(20_000 * scale)):
+    for _ in range(prompts.count(20_000)):
         document = popular.draw()
         prompts.add([(document, lengths[document])], rng.randint(20, 80), rng.randint(50, 250))
     return prompts.workload("rag1", 256)
@@ -95,11 +114,11 @@ def rag5(seed: int = 0, scale: float = 1.0, *, canonical: bool = False) -> Workl
     ``canonical`` puts the passages in the order of their numbers, which makes more of the prompts
     begin alike; otherwise they come in the order of retrieval.
     """
-    prompts = _Prompts(seed)
+    prompts = _Prompts(seed, scale)
     rng = prompts.rng
     lengths = [rng.randint(300, 600) for _ in range(2000)]
     popular = _Zipf(len(lengths), 1.0, rng)
-    for _ in range(round(20_000 * scale)):
+    for _ in range(prompts.count(20_000)):
         passages: list[int] = []
         while len(passages) < 5:
             passage = popular.draw()
@@ -114,22 +133,22 @@ def rag5(seed: int = 0, scale: float = 1.0, *, canonical: bool = False) -> Workl
 
 def tenants(seed: int = 0, scale: float = 1.0) -> Workload:
     """Make webhooks of 100 tenants with 2,000 prompt templates of 500 to 3,500 tokens."""
-    prompts = _Prompts(seed, [f"tenant{number:03d}" for number in range(100)])
+    prompts = _Prompts(seed, scale, [f"tenant{number:03d}" for number in range(100)])
     rng = prompts.rng
     lengths = [rng.randint(500, 3500) for _ in range(2000)]
     popular = _Zipf(len(lengths), 1.0, rng)
-    for _ in range(round(20_000 * scale)):
+    for _ in range(prompts.count(20_000)):
         template = popular.draw()
         texts: list[tuple[object, int]] = [(template, lengths[template])]
-        prompts.add(texts, rng.randint(100, 400), rng.randint(10, 90), template % 100)
+        prompts.add(texts, rng.randint(50, 320), rng.randint(10, 90), template % 100)
     return prompts.workload("tenants", 96)
 
 
 def best_of_8(seed: int = 0, scale: float = 1.0) -> Workload:
     """Make eight answers to each of 2,500 prompts; the prompts fill their blocks."""
-    prompts = _Prompts(seed)
+    prompts = _Prompts(seed, scale)
     rng = prompts.rng
-    for prompt in range(round(2500 * scale)):
+    for prompt in range(prompts.count(2500)):
         length = TOKENS_PER_HASH * rng.randint(30, 80)
         for _ in range(8):
             prompts.add([(prompt, length)], 0, rng.randint(50, 350))
@@ -138,11 +157,11 @@ def best_of_8(seed: int = 0, scale: float = 1.0) -> Workload:
 
 def fair_tenants(seed: int = 0, scale: float = 1.0) -> Workload:
     """Make eight tenants with 100 templates each, one of them with four times the jobs."""
-    prompts = _Prompts(seed, [f"tenant{number}" for number in range(8)])
+    prompts = _Prompts(seed, scale, [f"tenant{number}" for number in range(8)])
     rng = prompts.rng
     lengths = [rng.randint(1000, 3000) for _ in range(800)]
     for tenant in range(8):
-        num_jobs = round((4 if tenant == 0 else 1) * 1500 * scale)
+        num_jobs = prompts.count(6000 if tenant == 0 else 1500)
         for _ in range(num_jobs):
             template = tenant * 100 + rng.randrange(100)
             texts: list[tuple[object, int]] = [(template, lengths[template])]

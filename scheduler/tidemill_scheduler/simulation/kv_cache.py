@@ -1,7 +1,7 @@
 """A worker's paged KV cache with prefix reuse, at the grain of routing hashes."""
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tidemill.protocol.prefix import ROUTING_STRIDE
 
@@ -11,7 +11,8 @@ class KvCache:
 
     The unit of capacity is a KV block.  A routing hash stands for ``ROUTING_STRIDE`` of them and is
     found, kept and evicted as one; blocks without a hash (output, the rest of a prompt) are only
-    counted.  What is held is prefix-closed: whoever holds a hash holds those before it.
+    counted.  Hashes up to one that was hinted leave last.  What is held is prefix-closed: whoever
+    holds a hash holds those before it.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -22,6 +23,10 @@ class KvCache:
         self.version = 0
         self._references: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
+        # Idle hashes that jobs wait for: by the hinted one, the chain up to it once it was seen.
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._hinted: dict[int, tuple[int, ...]] = {}
+        self._protected: set[int] = set()
         self._stored: list[int] = []
         self._evicted: list[int] = []
 
@@ -30,14 +35,26 @@ class KvCache:
         """KV blocks that no sequence holds."""
         return self.capacity - self.num_pinned
 
+    def hint(self, references: Mapping[int, int]) -> None:
+        """Take in for how many waiting jobs a hash is the end of what they share; 0 for none."""
+        for digest, count in references.items():
+            if count:
+                self._hinted.setdefault(digest, ())
+            else:
+                self._hinted.pop(digest, None)
+        self._protected = {digest for chain in self._hinted.values() for digest in chain}
+        for digest in [digest for digest in self._kept if digest not in self._protected]:
+            del self._kept[digest]
+            self._idle[digest] = None
+
     def find(self, chain: Sequence[int]) -> int:
         """Return how many leading hashes of a chain are held; a binary search."""
-        references, idle = self._references, self._idle
+        references, idle, kept = self._references, self._idle, self._kept
         low, high = 0, len(chain)
         while low < high:
             middle = (low + high) // 2
             digest = chain[middle]
-            if digest in references or digest in idle:
+            if digest in references or digest in idle or digest in kept:
                 low = middle + 1
             else:
                 high = middle
@@ -63,19 +80,19 @@ class KvCache:
         references, idle = self._references, self._idle
         for digest in chain[:depth]:
             count = references.get(digest)
-            if count is None:
-                del idle[digest]
-                references[digest] = 1
-            else:
+            if count is not None:
                 references[digest] = count + 1
+            else:
+                del (idle if digest in idle else self._kept)[digest]
+                references[digest] = 1
         self.num_pinned += num_new
         self._evict()
 
     def publish(self, digests: Sequence[int]) -> None:
         """Make reserved blocks findable; of content that is here twice one copy is given back."""
         references = self._references
-        if digests[0] not in references and digests[0] not in self._idle:
-            # Nobody holds what hangs on a hash that is not here.
+        if not self.find(digests[:1]):
+            # What hangs on a hash that is not here is not here either.
             references.update(dict.fromkeys(digests, 1))
             self._stored.extend(digests)
         else:
@@ -97,7 +114,10 @@ class KvCache:
             references[digest] -= 1
         tail = held[low:]
         deque(map(references.__delitem__, tail), maxlen=0)
-        self._idle.update(dict.fromkeys(reversed(tail)))
+        if self._hinted:
+            self._rest_hinted(held, tail)
+        else:
+            self._idle.update(dict.fromkeys(reversed(tail)))
         self.num_pinned -= num_unpublished + len(tail) * ROUTING_STRIDE
 
     def take_changes(self) -> tuple[list[int], list[int]]:
@@ -116,7 +136,16 @@ class KvCache:
 
     def digests(self) -> list[int]:
         """Return all hashes that are held."""
-        return [*self._references, *self._idle]
+        return [*self._references, *self._idle, *self._kept]
+
+    def _rest_hinted(self, held: Sequence[int], tail: Sequence[int]) -> None:
+        for digest in self._hinted:
+            if not self._hinted[digest] and digest in held:
+                chain = tuple(held[: held.index(digest) + 1])
+                self._hinted[digest] = chain
+                self._protected.update(chain)
+        for digest in reversed(tail):
+            (self._kept if digest in self._protected else self._idle)[digest] = None
 
     def _publish_known(self, digests: Sequence[int]) -> None:
         references, idle = self._references, self._idle
@@ -125,17 +154,19 @@ class KvCache:
             if count is not None:
                 references[digest] = count + 1
                 self.num_pinned -= ROUTING_STRIDE
-            elif digest in idle:
-                del idle[digest]
+            elif digest in idle or digest in self._kept:
+                del (idle if digest in idle else self._kept)[digest]
                 references[digest] = 1
             else:
                 references[digest] = 1
                 self._stored.append(digest)
 
     def _evict(self) -> None:
-        excess = self.num_pinned + len(self._idle) * ROUTING_STRIDE - self.capacity
+        num_idle = len(self._idle) + len(self._kept)
+        excess = self.num_pinned + num_idle * ROUTING_STRIDE - self.capacity
         if excess > 0:
-            pop = self._idle.popitem
             count = -(-excess // ROUTING_STRIDE)
-            self._evicted += [pop(last=False)[0] for _ in range(count)]
+            num_plain = min(count, len(self._idle))
+            self._evicted += [self._idle.popitem(last=False)[0] for _ in range(num_plain)]
+            self._evicted += [self._kept.popitem(last=False)[0] for _ in range(count - num_plain)]
             self.version += 1

@@ -5,6 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from tidemill.protocol.messages import KvEvents, KvSnapshot, WorkerInfo, WorkerStatus
 from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.policy.hints import Hint
 from tidemill_scheduler.policy.placement import Dispatch
 
 
@@ -53,3 +54,11 @@ class CacheAware(Protocol):
 
     def reset_kv(self, worker_id: str, snapshot: KvSnapshot) -> None:
         """Replace what is known of a worker's cache."""
+
+
+@runtime_checkable
+class Hinting(Protocol):
+    """A policy that tells workers what to keep in their prefix caches."""
+
+    def take_hints(self) -> Sequence[Hint]:
+        """Return what changed since the last call."""

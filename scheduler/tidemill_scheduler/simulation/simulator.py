@@ -14,12 +14,13 @@ from tidemill.protocol.errors import ConfigError, SimulationFailed
 from tidemill.protocol.messages import KvEvents, WorkerStatus
 from tidemill.protocol.prefix import ROUTING_STRIDE
 from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.policy.hints import Hint
 from tidemill_scheduler.policy.placement import Dispatch
 from tidemill_scheduler.policy.scheduler import MAX_PER_TICK
 from tidemill_scheduler.simulation.cluster import Cluster, Faults
 from tidemill_scheduler.simulation.ledger import Ledger
 from tidemill_scheduler.simulation.member import Attempt, Member
-from tidemill_scheduler.simulation.policy import CacheAware, Policy
+from tidemill_scheduler.simulation.policy import CacheAware, Hinting, Policy
 from tidemill_scheduler.simulation.report import PolicyCost, Report, make_report
 from tidemill_scheduler.simulation.sequence import Sequence
 from tidemill_scheduler.simulation.timed_policy import TimedPolicy
@@ -99,6 +100,7 @@ class _Run:
         self.now = 0.0
         self._policy = policy
         self._cache_aware = policy if isinstance(policy, CacheAware) else None
+        self._hinting = policy if self.cluster.hints and isinstance(policy, Hinting) else None
         self._tokens_per_hash = simulation.tokens_per_hash
         self._rng = random.Random(simulation.seed)
         self._events: list[tuple[float, int, _Handler, Any]] = []
@@ -172,6 +174,7 @@ class _Run:
             was_empty = self._num_waiting == len(dispatches)
             if dispatches:
                 self._send(dispatches)
+                self._send_hints()
             is_refilled = self._refill()
             more = self._policy.is_unfinished or len(dispatches) >= MAX_PER_TICK
             is_open = more or (was_empty and is_refilled)
@@ -273,6 +276,20 @@ class _Run:
                 self._to_start.append(member)
             else:
                 self._interrupt(member)
+
+    def _send_hints(self) -> None:
+        if self._hinting is None:
+            return
+        hints = self._hinting.take_hints()
+        if hints:
+            self._after(self.cluster.rtt_seconds, self._deliver_hints, hints)
+
+    def _deliver_hints(self, hints: Items[Hint]) -> None:
+        for hint in hints:
+            member = self._by_id.get(hint.worker_id)
+            if member is not None:
+                references = {int.from_bytes(d, "big"): n for d, n in hint.refs.items()}
+                member.worker.cache.hint(references)
 
     def _cancel(self, ordinal: int) -> None:
         attempt = self._jobs.pop(f"job_{ordinal:09d}", None)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from tidemill_scheduler.simulation.policy import CacheAware, Policy
+from tidemill_scheduler.simulation.policy import CacheAware, Hinting, Policy
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -13,7 +13,7 @@ _R = TypeVar("_R")
 class TimedPolicy:
     """Passes every call on and adds up the seconds.
 
-    It follows KV events only if the policy does.
+    It follows KV events and gives hints only if the policy does.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -31,6 +31,8 @@ class TimedPolicy:
         if isinstance(policy, CacheAware):
             self.apply_kv = self._timed(policy.apply_kv)
             self.reset_kv = self._timed(policy.reset_kv)
+        if isinstance(policy, Hinting):
+            self.take_hints = self._timed(policy.take_hints)
 
     @property
     def is_unfinished(self) -> bool:

@@ -153,10 +153,25 @@ class Workload:
             raise ConfigError(f"copies: {number} is not possible", fix="Give 1 or more.")
         return replace(self, num_copies=number, common_depth=common_depth)
 
-    def shuffled(self, seed: int) -> "Workload":
-        """Let the jobs come in random order; arrivals of an online workload stay as they are."""
-        order = array("I", range(len(self.table) * self.num_copies))
-        random.Random(seed).shuffle(order)
+    def shuffled(self, seed: int, *, window: int = 0) -> "Workload":
+        """Let the jobs come in random order; arrivals of an online workload stay as they are.
+
+        With a ``window`` the copies come one after the other, and only so many jobs are mixed at a
+        time, as where those who submit more than can wait send related jobs together.
+        """
+        num_rows, num_copies = len(self.table), self.num_copies
+        order = array("I", range(num_rows * num_copies))
+        rng = random.Random(seed)
+        if not window:
+            rng.shuffle(order)
+            return replace(self, order=order)
+        for copy in range(num_copies):
+            rows = range(copy, num_rows * num_copies, num_copies)
+            order[copy * num_rows : (copy + 1) * num_rows] = array("I", rows)
+        for start in range(0, len(order), window):
+            part = order[start : start + window]
+            rng.shuffle(part)
+            order[start : start + window] = part
         return replace(self, order=order)
 
     def first(self, number: int) -> "Workload":
