@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -40,12 +40,19 @@ class _Cache:
     batches after that one changed.  ``due`` is when to read it anew, None for never.
     """
 
+    read_at: float
     seq: int = 0
-    is_lost: bool = True
+    is_lost: bool = False
     lacks: int = 0
-    due: float | None = 0.0
-    read_at: float = float("-inf")
-    has_complained: bool = False
+    due: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheView:
+    """What Redis tells of a cache: the last snapshot, and the last batches without a gap."""
+
+    snapshot: KvSnapshot | None = None
+    tail: Sequence[KvEvents] = ()
 
 
 class KvWatch:
@@ -61,19 +68,31 @@ class KvWatch:
         self._keys = keys
         self._scheduler = scheduler
         self._caches: dict[str, _Cache] = {}
+        self._complained: set[str] = set()
 
     @property
     def is_due(self) -> bool:
         """Whether ``recover`` has something to do now."""
         return bool(self._due())
 
-    def add(self, worker_id: str) -> None:
-        """Follow a worker; what its cache holds already is read by the next ``recover``."""
-        self._caches[worker_id] = _Cache()
+    async def look(self, worker_id: str) -> CacheView:
+        """Read what a worker's cache holds."""
+        try:
+            snapshot = await self._read_snapshot(worker_id)
+            return CacheView(snapshot, await self._read_tail(worker_id, snapshot))
+        except ResponseError as error:
+            self._complain(worker_id, str(error))
+            return CacheView()
+
+    def add(self, worker_id: str, view: CacheView) -> None:
+        """Follow a worker that the scheduler knows, from a view of its cache on."""
+        cache = self._caches[worker_id] = _Cache(time.monotonic())
+        self._begin(worker_id, cache, view)
 
     def remove(self, worker_id: str) -> None:
         """Forget a worker."""
         self._caches.pop(worker_id, None)
+        self._complained.discard(worker_id)
 
     def take(self, worker_id: str, data: bytes) -> None:
         """Take in the events of the next entry of a worker's status stream."""
@@ -87,30 +106,29 @@ class KvWatch:
             cache.is_lost, cache.due = True, cache.read_at + _RETRY_SECONDS
 
     async def recover(self) -> None:
-        """Read caches anew that are new or have a gap, a bounded number of them."""
+        """Read caches anew that have a gap, a bounded number of them."""
         for worker_id in self._due()[:_MAX_AT_ONCE]:
-            self._caches[worker_id].read_at = time.monotonic()
-            self._caches[worker_id].due = self._caches[worker_id].read_at + _RETRY_SECONDS
-            try:
-                await self._recover(worker_id)
-            except ResponseError as error:
-                self._complain(worker_id, str(error))
+            cache = self._caches.get(worker_id)
+            if cache is not None:
+                cache.read_at = time.monotonic()
+                cache.due = cache.read_at + _RETRY_SECONDS
+                await self._recover(worker_id, cache)
 
     def _due(self) -> list[str]:
         now = time.monotonic()
         due = ((w, cache.due) for w, cache in self._caches.items())
         return [worker_id for worker_id, at in due if at is not None and at <= now]
 
-    async def _recover(self, worker_id: str) -> None:
-        data = await self._client.get(self._keys.kv_snapshot(worker_id))
-        snapshot = self._decode(worker_id, cast(bytes, data), KvSnapshot) if data else None
-        cache = self._caches.get(worker_id)
-        if cache is None or not (cache.is_lost or (snapshot and snapshot.seq >= cache.lacks)):
-            return
-        tail = await self._read_tail(worker_id, snapshot)
+    async def _recover(self, worker_id: str, cache: _Cache) -> None:
+        view = await self.look(worker_id)
+        is_of_use = cache.is_lost or (view.snapshot and view.snapshot.seq >= cache.lacks)
         # It may have been removed meanwhile.
-        if self._caches.get(worker_id) is cache:
-            self._begin(worker_id, cache, snapshot, tail)
+        if is_of_use and self._caches.get(worker_id) is cache:
+            self._begin(worker_id, cache, view)
+
+    async def _read_snapshot(self, worker_id: str) -> KvSnapshot | None:
+        data = cast(bytes | None, await self._client.get(self._keys.kv_snapshot(worker_id)))
+        return self._decode(worker_id, data, KvSnapshot) if data else None
 
     async def _read_tail(self, worker_id: str, snapshot: KvSnapshot | None) -> list[KvEvents]:
         """Return the last batches without a gap, oldest first, from the snapshot on if possible."""
@@ -136,22 +154,15 @@ class KvWatch:
                 break
             end = f"({page[-1][0].decode()}"
 
-    def _begin(
-        self,
-        worker_id: str,
-        cache: _Cache,
-        snapshot: KvSnapshot | None,
-        tail: list[KvEvents],
-    ) -> None:
-        start, is_complete = _start_of(snapshot, tail)
+    def _begin(self, worker_id: str, cache: _Cache, view: CacheView) -> None:
+        start, is_complete = _start_of(view)
         cache.is_lost, cache.seq = False, start.seq
         cache.lacks = 0 if is_complete else start.seq
-        if is_complete:
-            cache.due = None
+        cache.due = None if is_complete else cache.read_at + _RETRY_SECONDS
         # A worker that has told nothing of its cache is left to guesses.
-        if snapshot is not None or tail:
+        if view.snapshot is not None or view.tail:
             self._scheduler.reset_kv(worker_id, start)
-        for events in tail:
+        for events in view.tail:
             self._apply(worker_id, cache, events)
 
     def _apply(self, worker_id: str, cache: _Cache, events: KvEvents) -> bool:
@@ -172,14 +183,14 @@ class KvWatch:
             return None
 
     def _complain(self, worker_id: str, reason: str) -> None:
-        cache = self._caches.get(worker_id)
-        if cache is not None and not cache.has_complained:
-            cache.has_complained = True
+        if worker_id not in self._complained:
+            self._complained.add(worker_id)
             _log.warning("the cache of worker %s cannot be followed: %s", worker_id, reason)
 
 
-def _start_of(snapshot: KvSnapshot | None, tail: list[KvEvents]) -> tuple[KvSnapshot, bool]:
+def _start_of(view: CacheView) -> tuple[KvSnapshot, bool]:
     """Return what is known before the tail, and whether that is all there was."""
+    snapshot, tail = view.snapshot, view.tail
     if snapshot is not None and (not tail or tail[0].seq <= snapshot.seq + 1):
         return snapshot, True
     first = tail[0].seq if tail else 1

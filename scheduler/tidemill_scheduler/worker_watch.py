@@ -102,12 +102,14 @@ class WorkerWatch:
         last = cast(
             list[_Entry], await self._client.xrevrange(self._keys.status(worker_id), count=1)
         )
+        # Known before the worker gets its first job, and after the entry that is read on from.
+        view = await self._caches.look(worker_id)
         # It may have been silent for long; it gets the time to say something all the same.
         silence = min(_age_seconds(last, now), self._scheduler.fresh_seconds)
         heard_at = time.monotonic() - silence
         self._scheduler.add_worker(info, heard_at)
         self._cursors[worker_id] = "0-0"
-        self._caches.add(worker_id)
+        self._caches.add(worker_id, view)
         _log.info("worker %s serves %s", worker_id, info.model)
         self._take_in(worker_id, last, heard_at)
         self._changed()

@@ -19,7 +19,7 @@ from tidemill.protocol.functions import ensure_library
 from tidemill.protocol.messages import KvEvents
 from tidemill.service.redis import connect, connect_async
 from tidemill_scheduler import kv_watch
-from tidemill_scheduler.kv_watch import KvWatch
+from tidemill_scheduler.kv_watch import CacheView, KvWatch
 
 WORKER = "wkr_a"
 STREAM, SNAPSHOT = KEYS.status(WORKER), KEYS.kv_snapshot(WORKER)
@@ -44,12 +44,15 @@ class Reader:
         self._cursor = "0-0"
         self.scheduler = CacheRecorder()
         self.watch = KvWatch(client, KEYS, self.scheduler)
-        self.watch.add(WORKER)
 
     @property
     def known(self) -> set[bytes]:
         """What the scheduler thinks the worker holds."""
         return self.scheduler.caches.get(WORKER, set())
+
+    async def begin(self) -> None:
+        """Begin with what can be read of the cache."""
+        self.watch.add(WORKER, await self.watch.look(WORKER))
 
     async def read(self) -> None:
         """Read all new entries."""
@@ -84,7 +87,7 @@ def hashes(*numbers: int) -> set[bytes]:
 
 
 async def test_events_are_followed_from_the_first(reader: Reader, worker: CachingWorker) -> None:
-    await reader.catch_up()
+    await reader.begin()
     worker.change(hashes(1, 2))
     worker.change(hashes(3), hashes(1))
     await reader.read()
@@ -97,7 +100,8 @@ async def test_a_worker_that_tells_nothing_of_its_cache_is_left_to_guesses(
     reader: Reader, worker: CachingWorker
 ) -> None:
     worker.report(num_running=1)
-    await reader.catch_up()
+    await reader.begin()
+    await reader.read()
 
     assert reader.scheduler.caches == {}
     assert not reader.watch.is_due
@@ -110,7 +114,7 @@ async def test_a_new_reader_begins_with_the_snapshot_and_the_events_after_it(
         worker.change(hashes(number + 10), hashes(number))
     assert worker.held == hashes(*range(300, 310))
 
-    await reader.watch.recover()
+    await reader.begin()
 
     assert reader.known == worker.held
     # What the snapshot or the tail included comes again, and changes nothing.
@@ -126,7 +130,7 @@ async def test_entries_without_events_may_lie_between(
     for _ in range(2 * kv_watch._PAGE):
         worker.report()
 
-    await reader.watch.recover()
+    await reader.begin()
 
     assert reader.known == hashes(1, 2)
 
@@ -135,7 +139,7 @@ async def test_a_gap_is_filled_from_snapshot_and_stream(
     reader: Reader, worker: CachingWorker, redis_client: redis.Redis
 ) -> None:
     worker.change(hashes(1))
-    await reader.catch_up()
+    await reader.begin()
     lost = redis_client.xinfo_stream(STREAM)["last-generated-id"]
     worker.change(hashes(2), hashes(1))
     [(entry_id, _)] = redis_client.xrange(STREAM, b"(" + lost)
@@ -159,7 +163,7 @@ async def test_where_the_stream_was_trimmed_behind_the_snapshot_nothing_is_claim
         worker.change(hashes(number))
     redis_client.xtrim(STREAM, maxlen=2, approximate=False)
 
-    await reader.watch.recover()
+    await reader.begin()
 
     assert reader.known == hashes(4, 5)
     worker.change(hashes(6))
@@ -175,7 +179,7 @@ async def test_a_report_that_was_written_twice_counts_once(
         worker.change(hashes(number), hashes(number - 1))
         redis_client.xadd(STREAM, redis_client.xrevrange(STREAM, count=1)[0][1])
 
-    await reader.watch.recover()
+    await reader.begin()
     assert reader.known == worker.held == hashes(5)
     worker.change(hashes(6), hashes(5))
     redis_client.xadd(STREAM, redis_client.xrevrange(STREAM, count=1)[0][1])
@@ -191,7 +195,7 @@ async def test_where_an_entry_behind_the_snapshot_is_missing_nothing_before_it_i
         worker.change(hashes(number))
     redis_client.xdel(STREAM, redis_client.xrange(STREAM)[2][0])
 
-    await reader.watch.recover()
+    await reader.begin()
 
     assert reader.known == hashes(3, 4)
 
@@ -200,7 +204,7 @@ async def test_a_gap_without_a_snapshot_claims_only_what_came_after_it(
     reader: Reader, worker: CachingWorker, redis_client: redis.Redis
 ) -> None:
     worker.change(hashes(1))
-    await reader.catch_up()
+    await reader.begin()
     worker.change(hashes(2))
     redis_client.delete(SNAPSHOT, STREAM)
     worker.change(hashes(3))
@@ -216,7 +220,7 @@ async def test_a_newer_snapshot_completes_what_was_lost(
     for number in range(6):
         worker.change(hashes(number))
     redis_client.xtrim(STREAM, maxlen=2, approximate=False)
-    await reader.catch_up()
+    await reader.begin()
     worker.change(hashes(6))
     redis_client.xtrim(STREAM, maxlen=1, approximate=False)
     await reader.catch_up()
@@ -239,7 +243,7 @@ async def test_a_lost_snapshot_claims_only_what_was_seen(
     redis_client.delete(SNAPSHOT)
     redis_client.xtrim(STREAM, maxlen=2, approximate=False)
 
-    await reader.watch.recover()
+    await reader.begin()
 
     assert reader.known == hashes(1, 2)
 
@@ -256,7 +260,7 @@ async def test_malformed_events_are_a_gap_that_is_told_once(
     nonsense: bytes,
 ) -> None:
     worker.change(hashes(1))
-    await reader.catch_up()
+    await reader.begin()
     for _ in range(3):
         redis_client.xadd(STREAM, {"s": b"", "k": nonsense})
         await reader.catch_up()
@@ -282,11 +286,13 @@ async def test_keys_of_another_type_do_not_stop_anything(
     redis_client.execute_command(command, SNAPSHOT, b"nonsense")
     redis_client.expire(SNAPSHOT, 60)
 
-    await reader.catch_up()
+    await reader.begin()
     redis_client.delete(SNAPSHOT)
+    worker.change(hashes(2))
+    await reader.catch_up()
     await reader.catch_up()
 
-    assert reader.known == hashes(1)
+    assert reader.known == hashes(1, 2)
 
 
 async def test_caches_are_read_anew_a_few_at_a_time(
@@ -298,7 +304,8 @@ async def test_caches_are_read_anew_a_few_at_a_time(
     scheduler = CacheRecorder()
     watch = KvWatch(client, KEYS, scheduler)
     for worker_id in ids:
-        watch.add(worker_id)
+        watch.add(worker_id, CacheView())
+        watch.take(worker_id, b"nonsense")
 
     sizes = []
     while watch.is_due:
@@ -315,7 +322,7 @@ async def test_a_cache_is_not_read_anew_all_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kv_watch, "_RETRY_SECONDS", 3600.0)
-    await reader.catch_up()
+    await reader.begin()
     before = num_gaps()
     for _ in range(5):
         redis_client.xadd(STREAM, {"s": b"", "k": b"nonsense"})
@@ -326,9 +333,15 @@ async def test_a_cache_is_not_read_anew_all_the_time(
     redis_client.delete(STREAM)
 
 
-async def test_a_worker_that_is_gone_is_forgotten(reader: Reader, worker: CachingWorker) -> None:
-    worker.change(hashes(1))
+async def test_a_worker_that_is_gone_is_forgotten(
+    reader: Reader, worker: CachingWorker, redis_client: redis.Redis
+) -> None:
+    await reader.begin()
+    redis_client.xadd(STREAM, {"s": b"", "k": b"nonsense"})
+    await reader.read()
+    assert reader.watch.is_due
     reader.watch.remove(WORKER)
+    worker.change(hashes(1))
     await reader.catch_up()
 
     assert reader.scheduler.caches == {} and not reader.watch.is_due
@@ -365,6 +378,7 @@ async def _play(url: str, sync: redis.Redis, steps: list[object], period: int) -
     worker = CachingWorker(sync, WORKER, period=period)
     async with connect_async(url, retries=0) as client:
         reader = Reader(client)
+        await reader.begin()
         for step in steps:
             await _do(step, worker, reader, sync)
         worker.change(hashes(77))

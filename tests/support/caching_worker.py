@@ -38,7 +38,7 @@ class CachingWorker:
 
     def report(self, events: bytes = b"", snapshot: bytes = b"", num_running: int = 0) -> None:
         """Write one entry."""
-        status = WorkerStatus(num_running=num_running)
+        status = WorkerStatus(num_running=num_running, free_blocks=4096)
         call = calls.report(
             self._keys,
             worker_id=self.worker_id,
