@@ -1,15 +1,17 @@
 """What a leader tells of the jobs that wait, for the estimates that submit returns."""
 
+import itertools
 import math
+import struct
 from dataclasses import dataclass
 from typing import Self
-
-from tidemill.protocol.stored import stored_text
 
 #: What was told holds for so long, as in the library.
 FRESH_MS = 10_000
 
-_NUM_CLASSES = 3
+#: Server time in ms; the rate, then work, jobs, tenants and weight of each class.
+_TIME = struct.Struct(">d")
+_NUMBERS = struct.Struct(">13d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,8 @@ class Backlog:
     num_jobs_by_class: tuple[int, int, int]
     class_weights: tuple[float, float, float] = (8.0, 4.0, 1.0)
 
-    def told(self) -> str:
-        """Return it as ``measure`` takes it: the rate, then of each class what ``thr`` lists."""
+    def told(self) -> bytes:
+        """Return it as ``measure`` takes it: the field ``bk`` of ``thr`` without the time."""
         classes = zip(
             self.work_by_class,
             self.num_jobs_by_class,
@@ -35,22 +37,17 @@ class Backlog:
             self.class_weights,
             strict=True,
         )
-        told = (
-            f"{work:.3f} {jobs} {tenants} {weight:.6g}" for work, jobs, tenants, weight in classes
-        )
-        return f"{self.tokens_per_second:.6g} {' '.join(told)}"
+        return _NUMBERS.pack(self.tokens_per_second, *itertools.chain.from_iterable(classes))
 
     @classmethod
     def read(cls, told: bytes | None, now_ms: int) -> Self | None:
         """Read the field ``bk`` of ``thr``; None if it is absent, older than 10 s or damaged."""
-        try:
-            told_ms, rate, *values = map(float, stored_text(told or b"").split())
-        except ValueError:
+        if told is None or len(told) != _TIME.size + _NUMBERS.size:
             return None
-        if len(values) != 4 * _NUM_CLASSES or not all(map(math.isfinite, (told_ms, rate, *values))):
+        (told_ms,), numbers = _TIME.unpack_from(told), _NUMBERS.unpack_from(told, _TIME.size)
+        if not all(map(math.isfinite, numbers)) or not now_ms - told_ms <= FRESH_MS:
             return None
-        if now_ms - told_ms > FRESH_MS:
-            return None
+        rate, *values = numbers
         work, jobs, tenants, weights = (values[first::4] for first in range(4))
         return cls(
             work_by_class=(work[0], work[1], work[2]),

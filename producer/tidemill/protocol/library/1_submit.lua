@@ -5,6 +5,10 @@ local BATCH_TTL_MS = 30 * 86400000
 -- What the leader tells of the backlog holds for so long.
 local BACKLOG_MS = 10000
 local MAX_WAIT_MS = 1e15
+local BACKLOG = '>dddddddddddddd'
+local BACKLOG_BYTES = 14 * 8
+-- Where the numbers of p0, p1 and p2 begin.
+local CLASS_AT = {[48] = 3, [49] = 7, [50] = 11}
 -- Of an entry of the front door that is kept as a dead letter.
 local MAX_LETTER_BODY = 16384
 
@@ -91,21 +95,20 @@ local function take_rate(rl, limits, tokens, t)
 end
 
 -- How long a job that joins a queue now is likely to wait there; -1 if that is unknown.
--- told = '<ms> <work per second>', then of each class '<work> <jobs> <tenants> <weight>'; see
+-- told = ms, work per second, then work, jobs, tenants and weight of each class; see
 -- waiting_seconds in tidemill_scheduler.policy.waiting_times, which this repeats.
 local function waiting_ms(told, t, queue, input, own_weight)
-  local v = {}
-  for part in string.gmatch(told or '', '%S+') do v[#v + 1] = number(part) end
-  if #v ~= 14 or t - v[1] > BACKLOG_MS or v[2] <= 0 then return -1 end
-  local at = 3 + 4 * number(string.sub(queue, 2, 2))
-  local work, jobs, tenants, share = v[at], v[at + 1], v[at + 2], v[at + 3]
-  local own_jobs, own = redis.call('XLEN', input), 0
-  if jobs > 0 then own = math.min(work, own_jobs * work / jobs) end
-  local others = math.max(0, tenants - math.min(1, own_jobs))
-  local served = math.min(work, own * (1 + others / own_weight))
-  local total = served
+  if not told or #told ~= BACKLOG_BYTES then return -1 end
+  local v = {struct.unpack(BACKLOG, told)}
+  if t - v[1] > BACKLOG_MS or v[2] <= 0 then return -1 end
+  local at = CLASS_AT[string.byte(queue, 2)]
+  local work, jobs, own_jobs = v[at], v[at + 1], redis.call('XLEN', input)
+  if own_jobs == 0 or jobs <= 0 then return 0 end
+  local own = math.min(work, own_jobs * work / jobs)
+  local served = math.min(work, own * (1 + math.max(0, v[at + 2] - 1) / own_weight))
+  local total, round = served, served / v[at + 3]
   for other = 3, 11, 4 do
-    if other ~= at then total = total + math.min(v[other], served / share * v[other + 3]) end
+    if other ~= at then total = total + math.min(v[other], round * v[other + 3]) end
   end
   local ms = 1000 * total / v[2]
   return ms >= 0 and ms <= MAX_WAIT_MS and math.floor(ms + 0.5) or -1

@@ -78,7 +78,7 @@ end
 -- bytes, how durable the server is that has this run id, and the backlog, empty if it is unknown.
 -- KEYS thr   ARGV rate_jobs rate_tokens rate_bytes max_bytes level run_id backlog   -> 1
 local function measure(K, A)
-  local backlog = A[7] and A[7] ~= '' and now() .. ' ' .. A[7] or ''
+  local backlog = A[7] and A[7] ~= '' and struct.pack('>d', now()) .. A[7] or ''
   redis.call('HSET', K[1], 'rj', A[1], 'rt', A[2], 'rb', A[3], 'mb', A[4], 'lv', A[5], 'rid', A[6],
     'bk', backlog)
   return 1
