@@ -17,6 +17,7 @@ from tidemill.service.log import setup_logging
 from tidemill.service.metrics import MetricsServer
 from tidemill.service.redis import check_server, connect
 from tidemill.service.runtime import Drain, exit_with_parent
+from tidemill.service.step_log import StepLog
 from tidemill_gpuworker.served_model import ServedModel
 from tidemill_gpuworker.worker_config import WorkerConfig, parse_config
 from tidemill_gpuworker.worker_process import ProcessConfig, WorkerProcess
@@ -52,10 +53,12 @@ def _serve(config: WorkerConfig) -> bool:
     # Imported here: torch takes seconds, which a wrong flag or --help need not wait for.
     from tidemill_gpuworker.model_setup import load_model
 
-    model = load_model(config)
-    process = WorkerProcess(model, process_config(config))
-    with Drain() as drain, _metrics_endpoint(config, process):
-        done = process.run(drain, on_ready=lambda: _announce(config, model))
+    with contextlib.ExitStack() as open_files:
+        steps = open_files.enter_context(StepLog(config.step_log)) if config.step_log else None
+        model = load_model(config, steps.write) if steps else load_model(config)
+        process = WorkerProcess(model, process_config(config))
+        with Drain() as drain, _metrics_endpoint(config, process):
+            done = process.run(drain, on_ready=lambda: _announce(config, model))
     _log.info("worker %s has left", model.info.worker_id)
     return done
 

@@ -5,7 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from tidemill.protocol.step_cost import StepFeatures
+from tidemill_gpuworker.cost_learner import CostLearner
 from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.step_features import features_of
 from tidemill_gpuworker.step_plan import StepPlan
 from tidemill_gpuworker.step_scheduler import StepScheduler
 
@@ -86,14 +89,19 @@ class EngineFigures:
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     num_preemptions: int = 0
-    last_step_seconds: float = 0.0
+    last_step: StepFeatures | None = None
     total_step_seconds: float = 0.0
+
+    @property
+    def last_step_seconds(self) -> float:
+        """Duration of the last step, 0 before the first."""
+        return self.last_step.seconds if self.last_step else 0.0
 
 
 class Engine:
-    """Runs sequences through a model until they end.
+    """Runs sequences through a model until they end, and learns what its steps cost.
 
-    Not thread-safe: one thread adds, aborts and steps.
+    ``on_step`` is told of each step that ran.  Not thread-safe: one thread adds, aborts and steps.
     """
 
     def __init__(
@@ -104,9 +112,12 @@ class Engine:
         make_processor: Callable[[Sequence], OutputProcessor],
         *,
         clock: Callable[[], float] = time.perf_counter,
+        on_step: Callable[[StepFeatures], None] = lambda step: None,
     ) -> None:
         self.step_scheduler = step_scheduler
         self.figures = EngineFigures()
+        self.learner = CostLearner()
+        self._on_step = on_step
         self._runner: Runner[Any] = runner
         self._sampler: Sampler[Any] = sampler
         self._make_processor = make_processor
@@ -155,7 +166,7 @@ class Engine:
             self._count(plan, len(sampled))
             self.step_scheduler.update(plan, sampled)
             outputs += [self._process(*pair) for pair in zip(seqs, sampled, strict=True)]
-            self._time(started)
+            self._time(plan, started)
         self._resumed.clear()
         return outputs
 
@@ -179,10 +190,14 @@ class Engine:
         self.figures.num_generated_tokens += num_sampled
         self.figures.num_prompt_tokens += sum(item.num_prompt_tokens for item in plan.scheduled)
 
-    def _time(self, started: float) -> None:
+    def _time(self, plan: StepPlan, started: float) -> None:
         figures, scheduler = self.figures, self.step_scheduler
         figures.num_queried_tokens = scheduler.num_queried_tokens
         figures.num_cached_tokens = scheduler.num_hit_tokens
         figures.num_preemptions = scheduler.num_preemptions
-        figures.last_step_seconds = self._clock() - started
-        figures.total_step_seconds += figures.last_step_seconds
+        step = features_of(plan, self._clock() - started)
+        figures.last_step = step
+        figures.total_step_seconds += step.seconds
+        self.learner.observe(step)
+        scheduler.step_cost = self.learner.cost
+        self._on_step(step)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable
 
 import torch
 
@@ -9,6 +10,7 @@ from tidemill.protocol.codec import WIRE_VERSION
 from tidemill.protocol.errors import DamagedModel
 from tidemill.protocol.ids import new_worker_id
 from tidemill.protocol.messages import ModelCard, WorkerInfo
+from tidemill.protocol.step_cost import StepFeatures
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.engine import Engine
@@ -30,8 +32,10 @@ _CPU_STEP_TOKENS = 512
 _GPU_STEP_TOKENS = 2048
 
 
-def load_model(config: WorkerConfig) -> ServedModel:
-    """Load the model and warm it up.
+def load_model(
+    config: WorkerConfig, on_step: Callable[[StepFeatures], None] = lambda step: None
+) -> ServedModel:
+    """Load the model and warm it up; its engine will tell ``on_step`` of each step.
 
     Raises ``ModelError`` if the directory cannot be served, ``ConfigError`` if a setting does not
     fit the model or the device.
@@ -53,7 +57,7 @@ def load_model(config: WorkerConfig) -> ServedModel:
     step_config = _step_config(config, device, runner.max_model_len)
     runner.warm_up()
     return ServedModel(
-        engine=_engine(config, step_config, runner, tokenizer),
+        engine=_engine(config, step_config, runner, tokenizer, on_step),
         tokenizer=tokenizer,
         card=_card(config, runner, tokenizer),
         info=_info(config, step_config, runner),
@@ -92,11 +96,16 @@ def _step_config(config: WorkerConfig, device: str, max_model_len: int) -> StepC
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens or max(default, config.max_num_seqs),
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        tpot_slo_seconds=config.tpot_slo_ms / 1000,
     )
 
 
 def _engine(
-    config: WorkerConfig, step_config: StepConfig, runner: ModelRunner, tokenizer: Tokenizer
+    config: WorkerConfig,
+    step_config: StepConfig,
+    runner: ModelRunner,
+    tokenizer: Tokenizer,
+    on_step: Callable[[StepFeatures], None],
 ) -> Engine:
     blocks = BlockManager(
         runner.num_blocks,
@@ -115,7 +124,8 @@ def _engine(
         )
 
     sampler = Sampler(tokenizer.eos_token_ids, gumbel_argmax=runner.backend.gumbel_argmax)
-    return Engine(runner, sampler, StepScheduler(step_config, blocks), make_processor)
+    scheduler = StepScheduler(step_config, blocks)
+    return Engine(runner, sampler, scheduler, make_processor, on_step=on_step)
 
 
 def _card(config: WorkerConfig, runner: ModelRunner, tokenizer: Tokenizer) -> ModelCard:

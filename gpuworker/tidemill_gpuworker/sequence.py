@@ -1,7 +1,7 @@
 """A sequence: one job's tokens inside a worker, and how far its KV cache reaches."""
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
 
 from tidemill.protocol.messages import SamplingParams
 from tidemill.protocol.prefix import ExtraKeys
@@ -13,6 +13,14 @@ class SequenceStatus(Enum):
     WAITING = auto()
     RUNNING = auto()
     FINISHED = auto()
+
+
+class PriorityClass(IntEnum):
+    """What a priority stands for in a step, the most urgent first."""
+
+    INTERACTIVE = -1
+    STANDARD = 0
+    BATCH = 1
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +57,11 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)
     #: How many blocks of the prefix were cached when that was last counted.
     num_prefix_blocks: int = 0
+
+    @property
+    def priority_class(self) -> PriorityClass:
+        """The class of this sequence's priority."""
+        return PriorityClass((self.priority > 0) - (self.priority < 0))
 
     @property
     def num_prompt_tokens(self) -> int:

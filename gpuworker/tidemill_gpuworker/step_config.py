@@ -1,5 +1,6 @@
 """The limits of one engine step."""
 
+import math
 from dataclasses import dataclass
 
 from tidemill.protocol.errors import ConfigError
@@ -11,7 +12,11 @@ class StepConfig:
 
     ``max_model_len`` bounds prompt and output of a sequence together.  A prefill longer than
     ``long_prefill_token_threshold`` (0: no limit) is cut into chunks of that many tokens even if
-    the step has room, so that short prompts get their share.  Raises ``ConfigError``.
+    the step has room, so that short prompts get their share.
+
+    While an interactive or standard sequence decodes, prefills are cut so that a step is predicted
+    to take ``tpot_slo_seconds`` at most (0: no limit).  A batch sequence is admitted only if no
+    more than ``batch_kv_share`` of the KV blocks are held then.  Raises ``ConfigError``.
     """
 
     max_model_len: int
@@ -19,6 +24,8 @@ class StepConfig:
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
+    tpot_slo_seconds: float = 0.0
+    batch_kv_share: float = 0.85
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
@@ -38,6 +45,24 @@ class StepConfig:
                 f"without chunked prefill a prompt of max_model_len {self.max_model_len} tokens "
                 f"never fits into max_num_batched_tokens {self.max_num_batched_tokens}",
                 "Enable chunked prefill, raise max_num_batched_tokens or lower max_model_len.",
+            )
+        self._check_shares()
+
+    def _check_shares(self) -> None:
+        if not 0.0 <= self.tpot_slo_seconds < math.inf:
+            _reject(
+                f"tpot_slo_seconds is {self.tpot_slo_seconds}",
+                "Set it to the longest step in seconds, or to 0 for no limit.",
+            )
+        if self.tpot_slo_seconds and not self.enable_chunked_prefill:
+            _reject(
+                "tpot_slo_seconds needs prefills that can be cut",
+                "Enable chunked prefill or set tpot_slo_seconds to 0.",
+            )
+        if not 0.0 < self.batch_kv_share <= 1.0:
+            _reject(
+                f"batch_kv_share {self.batch_kv_share} is not a share of the KV blocks",
+                "Choose a value above 0 and up to 1; the default is 0.85.",
             )
 
 

@@ -4,23 +4,44 @@ from collections.abc import Iterable
 
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
+from tidemill_gpuworker.time_budget import TimeBudget
 
 
 class StepDraft:
-    """Collects what a step will run, and keeps account of its token budget."""
+    """Collects what a step will run, and keeps account of its budgets of tokens and time.
 
-    def __init__(self, token_budget: int) -> None:
+    Without ``time`` only tokens count.
+    """
+
+    def __init__(self, token_budget: int, time: TimeBudget | None = None) -> None:
         self.token_budget = token_budget
+        self._time = time
         self.preempted: list[Sequence] = []
         self._items: dict[str, ScheduledSequence] = {}
 
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq.seq_id in self._items
+
+    def room(self, start: int, wanted: int) -> int:
+        """Return how many of ``wanted`` tokens from position ``start`` on the step can hold."""
+        wanted = min(wanted, self.token_budget)
+        if self._time is None:
+            return wanted
+        return self._time.most_tokens(start, wanted)
+
     def schedule(self, seq: Sequence, num_tokens: int) -> None:
         """Add the next ``num_tokens`` tokens of ``seq``."""
-        self._items[seq.seq_id] = ScheduledSequence(seq, seq.num_computed_tokens, num_tokens)
+        item = ScheduledSequence(seq, seq.num_computed_tokens, num_tokens)
+        self._items[seq.seq_id] = item
         self.token_budget -= num_tokens
+        if self._time is not None:
+            self._time.spend(item.start, num_tokens)
 
     def withdraw(self, seq: Sequence) -> None:
-        """Note that ``seq`` was preempted; if it was scheduled its tokens return to the budget."""
+        """Note that ``seq`` was preempted; if it was scheduled its tokens return to the budget.
+
+        Its time does not: a step that preempts is short of blocks and not of time.
+        """
         self.preempted.append(seq)
         item = self._items.pop(seq.seq_id, None)
         if item is not None:

@@ -1,23 +1,31 @@
 """Which sequences run how many tokens in the next step."""
 
-from collections.abc import ValuesView
+from collections.abc import Iterable, ValuesView
 
-from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.step_cost import StepCost
 from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.sequence import Sequence, SequenceStatus
+from tidemill_gpuworker.length_check import check_length
+from tidemill_gpuworker.sequence import PriorityClass, Sequence, SequenceStatus
 from tidemill_gpuworker.step_config import StepConfig
 from tidemill_gpuworker.step_draft import StepDraft
 from tidemill_gpuworker.step_plan import StepPlan
+from tidemill_gpuworker.time_budget import TimeBudget
 from tidemill_gpuworker.waiting_queue import WaitingQueue, urgency
 
 
 class StepScheduler:
     """Continuous batching over one KV cache.
 
-    Every step serves running sequences first, decodes before prefills in progress, and fills what
-    is left of the token budget with waiting ones.  When blocks run out, the least urgent running
-    sequence is preempted: it gives up its blocks and computes its tokens again later.  The most
-    urgent one is never preempted, so every sequence ends.
+    Every step serves decodes first.  What is left of its budget goes to prefills, the interactive
+    ones before the standard and the batch ones, and within a class those in progress before those
+    that wait.  So a prefill in progress stands still as long as more urgent ones use whole steps.
+    When blocks run out, the least urgent running sequence is preempted, the newest of the batch
+    class first: it gives up its blocks and computes its tokens again later.  The most urgent one is
+    never preempted, so every sequence ends.
+
+    Sequences that share a prefix compute it once: whoever is first is its *leader*, and followers
+    either are admitted in the same step, after the leader's tokens, or wait until its next block
+    is the one they lack no more.
 
     One step at a time: each plan that is not empty goes back through ``update`` or ``fail`` before
     anything else is called.
@@ -26,6 +34,8 @@ class StepScheduler:
     def __init__(self, config: StepConfig, block_manager: BlockManager) -> None:
         self.config = config
         self.block_manager = block_manager
+        #: By which the duration of a step is predicted; the engine improves on it.
+        self.step_cost = StepCost()
         self.num_preemptions = 0
         #: Known tokens of sequences at their first admission, and how many of them were cached.
         self.num_queried_tokens = 0
@@ -66,7 +76,7 @@ class StepScheduler:
     def add(self, seq: Sequence) -> None:
         """Put a new sequence in the queue; raises ``InvalidRequest`` if it can never run."""
         assert seq.seq_id not in self._sequences, f"{seq.seq_id} was added before"
-        self._check_length(seq)
+        check_length(seq, self.config.max_model_len, self.block_manager)
         seq.arrival = self._num_added
         self._num_added += 1
         self._sequences[seq.seq_id] = seq
@@ -94,11 +104,17 @@ class StepScheduler:
     def schedule(self) -> StepPlan:
         """Decide the next step and give its tokens their blocks; empty only without work."""
         assert self._plan is None, "the last step has neither ended nor failed"
-        draft = StepDraft(self.config.max_num_batched_tokens)
-        self._continue_running(draft)
-        # Blocks are short after a preemption: whoever came in now would be preempted next.
-        if not draft.preempted:
-            self._admit_waiting(draft)
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        for seq in self.running:
+            (prefills if seq.num_uncomputed_tokens > 1 else decodes).append(seq)
+        draft = StepDraft(self.config.max_num_batched_tokens, self._time_budget(decodes))
+        self._continue(decodes, draft)
+        for priority_class in PriorityClass:
+            self._continue([s for s in prefills if s.priority_class is priority_class], draft)
+            # Blocks are short after a preemption: whoever came in now would be preempted next.
+            if self._waiting and not draft.preempted:
+                self._admit_waiting(self._waiting.of_class(priority_class), draft)
         plan = draft.plan()
         self._plan = plan if plan.scheduled else None
         return plan
@@ -131,35 +147,23 @@ class StepScheduler:
         assert not any(seq.block_table for seq in self._waiting), "a waiting sequence holds blocks"
         assert len(self._running) + len(self._waiting) == len(self._sequences)
 
-    def _check_length(self, seq: Sequence) -> None:
-        limit = self.config.max_model_len
-        if seq.num_tokens >= limit:
-            raise InvalidRequest(
-                f"the prompt has {seq.num_tokens} tokens, the model's context holds {limit} "
-                "with at least one token of output",
-                field="prompt",
-                fix=f"Shorten the prompt to {limit - 1} tokens or fewer.",
-            )
-        max_tokens = seq.params.max_tokens
-        longest = limit if max_tokens is None else min(limit, seq.num_prompt_tokens + max_tokens)
-        blocks = self.block_manager
-        # The last token is never fed back, so it needs no room in the cache.
-        if blocks.num_blocks_for(max(longest - 1, seq.num_tokens)) > blocks.num_blocks:
-            room = blocks.num_blocks * blocks.block_size
-            raise InvalidRequest(
-                f"prompt and output can reach {longest} tokens, the KV cache holds {room}",
-                field="max_tokens",
-                fix="Lower max_tokens, shorten the prompt, or give the worker a larger KV cache.",
-            )
+    def _time_budget(self, decodes: list[Sequence]) -> TimeBudget | None:
+        seconds = self.config.tpot_slo_seconds
+        if not seconds or all(seq.priority > PriorityClass.STANDARD for seq in decodes):
+            return None
+        least_tokens = len(decodes) + self.block_manager.block_size
+        return TimeBudget(self.step_cost, seconds, least_tokens)
 
-    def _continue_running(self, draft: StepDraft) -> None:
-        # Decodes before prefills, each in order of admission: sorted() is stable.
-        for seq in sorted(self.running, key=lambda seq: seq.num_uncomputed_tokens > 1):
-            if seq.status is not SequenceStatus.RUNNING:
-                continue  # preempted in favour of an earlier one
-            num_tokens = self._chunk(seq.num_uncomputed_tokens, draft)
-            if num_tokens and self._make_room(seq, num_tokens, draft):
-                self._schedule(seq, num_tokens, draft)
+    def _continue(self, seqs: Iterable[Sequence], draft: StepDraft) -> None:
+        for seq in seqs:
+            # It may have been preempted in favour of an earlier one.
+            if seq.status is SequenceStatus.RUNNING and seq not in draft:
+                self._advance(seq, draft)
+
+    def _advance(self, seq: Sequence, draft: StepDraft) -> None:
+        num_tokens = self._chunk(seq.num_computed_tokens, seq.num_uncomputed_tokens, draft)
+        if num_tokens and self._make_room(seq, num_tokens, draft):
+            self._schedule(seq, num_tokens, draft)
 
     def _make_room(self, seq: Sequence, num_tokens: int, draft: StepDraft) -> bool:
         while not self.block_manager.allocate(seq, num_tokens):
@@ -170,6 +174,8 @@ class StepScheduler:
         return True
 
     def _preempt(self, victim: Sequence, draft: StepDraft) -> None:
+        # Whoever comes in leaves enough for all that came before, and may follow the victim.
+        assert not self._admitted, f"{victim.seq_id} is preempted in a step that admitted others"
         draft.withdraw(victim)
         victim.num_preemptions += 1
         self.num_preemptions += 1
@@ -182,28 +188,46 @@ class StepScheduler:
         seq.status = SequenceStatus.WAITING
         self._waiting.push(seq)
 
-    def _admit_waiting(self, draft: StepDraft) -> None:
+    def _admit_waiting(self, seqs: list[Sequence], draft: StepDraft) -> None:
         blocks = self.block_manager
         partial = [seq for seq in self.running if seq.num_uncomputed_tokens]
         owed = sum(blocks.num_missing_blocks(seq) for seq in partial)
-        for seq in self.waiting:
+        for seq in seqs:
             if not draft.token_budget or len(self._running) >= self.config.max_num_seqs:
                 break
-            prefix = blocks.find_prefix(seq)
-            if any(blocks.awaits(seq, prefix, leader) for leader in partial):
-                continue  # in a moment it need not compute what the leader is about to
+            prefix = self._find_prefix(seq, partial, draft)
+            if draft.preempted:
+                break
+            if prefix is None:
+                continue
             if not self._admit(seq, prefix, owed, draft):
                 break
             owed += blocks.num_missing_blocks(seq)
             if seq.num_uncomputed_tokens:
                 partial.append(seq)
 
+    def _find_prefix(
+        self, seq: Sequence, partial: list[Sequence], draft: StepDraft
+    ) -> list[int] | None:
+        """Return the cached prefix of ``seq``; None if a leader is about to make it longer."""
+        blocks = self.block_manager
+        prefix = blocks.find_prefix(seq)
+        while leader := next((each for each in partial if blocks.awaits(seq, prefix, each)), None):
+            # A leader of a class below is as urgent as the followers that wait for it.
+            if leader in draft or leader.status is not SequenceStatus.RUNNING:
+                return None
+            self._advance(leader, draft)
+            if leader not in draft:
+                return None
+            prefix = blocks.find_prefix(seq)
+        return prefix
+
     def _admit(self, seq: Sequence, prefix: list[int], owed: int, draft: StepDraft) -> bool:
         blocks = self.block_manager
         num_cached = len(prefix) * blocks.block_size
-        num_tokens = self._chunk(seq.num_tokens - num_cached, draft)
+        num_tokens = self._chunk(num_cached, seq.num_tokens - num_cached, draft)
         # Alone in the cache, a sequence may fill it to the last block.
-        reserved = owed + blocks.num_watermark_blocks if self._running else 0
+        reserved = owed + self._num_spare_blocks(seq) if self._running else 0
         if not num_tokens or not blocks.can_admit(seq, prefix, reserved):
             return False
         self._waiting.remove(seq)
@@ -217,11 +241,18 @@ class StepScheduler:
         self._schedule(seq, num_tokens, draft)
         return True
 
-    def _chunk(self, num_tokens: int, draft: StepDraft) -> int:
+    def _num_spare_blocks(self, seq: Sequence) -> int:
+        blocks = self.block_manager
+        if seq.priority_class is not PriorityClass.BATCH:
+            return blocks.num_watermark_blocks
+        num_for_batch = int(self.config.batch_kv_share * blocks.num_blocks)
+        return max(blocks.num_watermark_blocks, blocks.num_blocks - num_for_batch)
+
+    def _chunk(self, start: int, num_tokens: int, draft: StepDraft) -> int:
         if not self.config.enable_chunked_prefill:
             return num_tokens if num_tokens <= draft.token_budget else 0
         threshold = self.config.long_prefill_token_threshold or num_tokens
-        return min(num_tokens, threshold, draft.token_budget)
+        return draft.room(start, min(num_tokens, threshold))
 
     def _schedule(self, seq: Sequence, num_tokens: int, draft: StepDraft) -> None:
         draft.schedule(seq, num_tokens)

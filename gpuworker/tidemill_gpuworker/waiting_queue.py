@@ -1,9 +1,9 @@
 """Sequences that wait for admission, most urgent first."""
 
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.sequence import PriorityClass, Sequence
 
 
 class WaitingQueue:
@@ -22,6 +22,11 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._seqs)
 
+    def of_class(self, priority_class: PriorityClass) -> list[Sequence]:
+        """Return the sequences of one class, most urgent first."""
+        start = bisect_left(self._seqs, priority_class, key=_class)
+        return self._seqs[start : bisect_right(self._seqs, priority_class, key=_class)]
+
     def push(self, seq: Sequence) -> None:
         """Put ``seq`` in its place."""
         insort(self._seqs, seq, key=urgency)
@@ -34,3 +39,7 @@ class WaitingQueue:
 def urgency(seq: Sequence) -> tuple[int, int]:
     """Return the sort key of ``seq``: the smaller, the sooner it runs and the later it yields."""
     return (seq.priority, seq.arrival)
+
+
+def _class(seq: Sequence) -> PriorityClass:
+    return seq.priority_class

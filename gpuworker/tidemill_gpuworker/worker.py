@@ -203,4 +203,6 @@ class Worker:
             generated_tokens=figures.num_generated_tokens,
             num_preemptions=figures.num_preemptions,
             draining=self.is_draining,
+            step=figures.last_step,
+            step_cost=self._parts.engine.learner.fitted,
         )

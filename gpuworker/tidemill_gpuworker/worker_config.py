@@ -40,6 +40,7 @@ class WorkerConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
+    tpot_slo_ms: float = 0.0
     max_model_len: int | None = None
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
@@ -52,6 +53,7 @@ class WorkerConfig:
     drain_seconds: float = 30.0
     retry_seconds: float = 1.0
     max_retry_seconds: float = 60.0
+    step_log: Path | None = None
     ready_fd: int | None = None
 
 
@@ -176,6 +178,14 @@ def _add_step_options(group: argparse._ArgumentGroup) -> None:
         metavar="TOKENS",
         help="cut longer prompts into chunks of so many tokens; 0: only by the step's room (0)",
     )
+    group.add_argument(
+        "--tpot-slo-ms",
+        type=_ms,
+        default=0.0,
+        metavar="MS",
+        help="cut prefills so that a step takes no longer, as far as the worker can predict, while"
+        " an interactive or standard job gets its tokens; 0: no limit (0)",
+    )
     group.add_argument("--num-threads", type=_count, metavar="N", help="CPU threads (one per core)")
 
 
@@ -216,6 +226,12 @@ def _add_process_options(group: argparse._ArgumentGroup) -> None:
         help="bound on that pause (%(default)s)",
     )
     group.add_argument(
+        "--step-log",
+        type=Path,
+        metavar="FILE",
+        help="append a line of JSON for each engine step: what it did and how long it took (off)",
+    )
+    group.add_argument(
         "--ready-fd",
         type=int,
         metavar="FD",
@@ -238,7 +254,15 @@ def _share(text: str) -> float:
 
 
 def _seconds(text: str) -> float:
+    return _duration(text, "seconds")
+
+
+def _ms(text: str) -> float:
+    return _duration(text, "milliseconds")
+
+
+def _duration(text: str, unit: str) -> float:
     value = float(text)
     if not 0.0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of {unit}")
     return value

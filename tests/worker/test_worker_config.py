@@ -52,6 +52,16 @@ def test_pauses_between_attempts_are_settings(service: ServiceConfig) -> None:
     assert config.retry == RetryPause(base_ms=250, cap_ms=8_000)
 
 
+def test_steps_are_neither_bounded_in_time_nor_logged_unless_asked_for(
+    service: ServiceConfig,
+) -> None:
+    default = parse_config(["--model", "d"], service)
+    assert (default.tpot_slo_ms, default.step_log) == (0.0, None)
+    flags = "--model d --tpot-slo-ms 12.5 --step-log steps.jsonl"
+    config = parse_config(flags.split(), service)
+    assert (config.tpot_slo_ms, config.step_log) == (12.5, Path("steps.jsonl"))
+
+
 @pytest.mark.parametrize(
     ("flags", "culprit"),
     [
@@ -59,6 +69,7 @@ def test_pauses_between_attempts_are_settings(service: ServiceConfig) -> None:
         (["--model", "d", "--block-size", "0"], "--block-size"),
         (["--model", "d", "--watermark", "1.5"], "--watermark"),
         (["--model", "d", "--max-step-seconds", "nan"], "--max-step-seconds"),
+        (["--model", "d", "--tpot-slo-ms", "-1"], "--tpot-slo-ms"),
         (["--model", "d", "--dtype", "int8"], "--dtype"),
         (
             ["--model", "d", "--kv-cache-memory-bytes", "9", "--num-gpu-blocks-override", "9"],

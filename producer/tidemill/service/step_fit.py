@@ -26,7 +26,8 @@ _LEAST_SPREAD = 0.01
 #: Below this share of a column's length, what is left of it behind the others is rounding.
 _PIVOT = 1e-9
 
-_Row = tuple[float, ...]
+#: Values of the four features, or of their coefficients.
+_Row = tuple[float, float, float, float]
 _SUBSETS = tuple(subset for size in range(1, 5) for subset in combinations(range(4), size))
 
 
@@ -70,7 +71,8 @@ def _fit_without_outliers(rows: list[_Row]) -> _Row:
 def _solve(rows: list[_Row]) -> _Row:
     """Return the four coefficients, none negative, with the least sum of squared errors."""
     gram, target = _normal_equations(rows)
-    best, least = (0.0,) * 4, 0.0
+    best: _Row = (0.0, 0.0, 0.0, 0.0)
+    least = 0.0
     for subset in _SUBSETS:
         solution = _solve_subset(gram, target, subset)
         if solution is None or min(solution) < 0:
@@ -117,8 +119,8 @@ def _solve_subset(
 def _substitute(lower: list[list[float]], right: list[float]) -> list[float]:
     """Solve L L' x = r, first for L' x, then for x."""
     forward: list[float] = []
-    for row, value in zip(lower, right, strict=True):
-        forward.append((value - _dot(row, forward)) / row[-1])
+    for known, value in zip(lower, right, strict=True):
+        forward.append((value - _dot(known, forward)) / known[-1])
     solution = [0.0] * len(lower)
     for row in reversed(range(len(lower))):
         behind = sum(lower[i][row] * solution[i] for i in range(row + 1, len(lower)))
@@ -127,8 +129,11 @@ def _substitute(lower: list[list[float]], right: list[float]) -> list[float]:
 
 
 def _spread(solution: list[float], subset: tuple[int, ...]) -> _Row:
-    values = dict(zip(subset, solution, strict=True))
-    return tuple(values.get(column, 0.0) for column in range(4))
+    values = [0.0] * 4
+    for column, value in zip(subset, solution, strict=True):
+        values[column] = value
+    base, per_token, per_pair, per_context = values
+    return base, per_token, per_pair, per_context
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:
