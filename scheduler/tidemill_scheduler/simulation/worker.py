@@ -2,49 +2,20 @@
 
 import math
 from collections import deque
-from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import cast
 
 from tidemill.protocol.messages import FinishedSequence, KvEvents, KvSnapshot, WorkerInfo
 from tidemill.protocol.prefix import ROUTING_STRIDE
-from tidemill.protocol.step_cost import StepCost
 from tidemill_scheduler.simulation.cluster import Cluster
 from tidemill_scheduler.simulation.decoding import DecodeBatch
 from tidemill_scheduler.simulation.kv_cache import KvCache
 from tidemill_scheduler.simulation.sequence import Sequence
+from tidemill_scheduler.simulation.status import SimFinished, SimStatus
 from tidemill_scheduler.simulation.workload import pack_key
 
 #: Classes of priority: interactive, standard, batch.
 _CLASSES = (0, 1, 2)
 _BATCH_CLASS = 2
-
-
-class _Finished(NamedTuple):
-    """What ``FinishedSequence`` has."""
-
-    job_id: str
-    cached_tokens: int
-    output_tokens: int
-
-
-@dataclass(slots=True)
-class SimStatus:
-    """What ``WorkerStatus`` has, without the validation that a hundred million steps cannot pay."""
-
-    last_command: str
-    num_running: int
-    num_waiting: int
-    waiting_tokens: int
-    free_blocks: int
-    step_seconds: float
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    finished: tuple[FinishedSequence, ...]
-    step_cost: StepCost
-    num_preemptions: int = 0
-    draining: bool = False
-    step: None = None
 
 
 class SimWorker:
@@ -166,7 +137,7 @@ class SimWorker:
         """Return what a real worker would report now; finished sequences are told once."""
         finished: tuple[FinishedSequence, ...] = ()
         if self._finished:
-            told = [_Finished(s.job_id, s.hit_tokens, s.output_tokens) for s in self._finished]
+            told = [SimFinished(s.job_id, s.hit_tokens, s.output_tokens) for s in self._finished]
             finished = cast(tuple[FinishedSequence, ...], tuple(told))
             self._finished.clear()
         partial_tokens = sum([seq.num_left for seq in self._partials if seq is not None])
