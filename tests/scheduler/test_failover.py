@@ -268,7 +268,7 @@ def test_dead_workers_lose_their_jobs_although_connections_break_within_every_le
     scheduler = start_scheduler(lease_seconds=2.0)
     dead = PuppetWorker(redis_client, lease_ms=2_000)
     job_id = submit(redis_client)
-    wait_until(dead.read, LIVENESS_SECONDS)
+    wait_until(lambda: dead.beat() or dead.read(), LIVENESS_SECONDS)
     redis_client.zrem(KEYS.workers, dead.worker_id)
     next_cut = time.monotonic()
 
