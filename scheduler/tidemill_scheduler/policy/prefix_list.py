@@ -19,12 +19,19 @@ _SMALL_CHUNK = CHUNK_SIZE // 4
 Place = tuple[int, int]
 
 
-def shared_depth(left: bytes, right: bytes, least: int = 0) -> int:
-    """Return how many leading routing hashes two keys share, known to be ``least`` or more.
+def shared_depth(left: bytes, right: bytes, guess: int = 0) -> int:
+    """Return how many leading routing hashes two keys share; a good ``guess`` makes it faster.
 
     Equal hashes at one depth imply equal hashes below, hence the binary search.
     """
-    low, high = least, min(len(left), len(right)) // ROUTING_HASH_BYTES
+    low, high = 0, min(len(left), len(right)) // ROUTING_HASH_BYTES
+    if 0 < guess <= high:
+        if not share_depth(left, right, guess):
+            high = guess - 1
+        elif not share_depth(left, right, guess + 1):
+            return guess
+        else:
+            low = guess + 1
     while low < high:
         middle = (low + high + 1) // 2
         end = middle * ROUTING_HASH_BYTES
@@ -33,6 +40,13 @@ def shared_depth(left: bytes, right: bytes, least: int = 0) -> int:
         else:
             high = middle - 1
     return low
+
+
+def share_depth(left: bytes, right: bytes, depth: int) -> bool:
+    """Whether two keys share so many leading hashes, which is one or more."""
+    end = depth * ROUTING_HASH_BYTES
+    last = left[end - ROUTING_HASH_BYTES : end]
+    return len(last) == ROUTING_HASH_BYTES and last == right[end - ROUTING_HASH_BYTES : end]
 
 
 class PrefixList:
@@ -71,9 +85,13 @@ class PrefixList:
 
     def work_of(self, job: WaitingJob, depth: int) -> int:
         """Return the tokens of a job that are left if the first ``depth`` hashes are computed."""
-        hint_depth, per_hash = job.hint_depth, self._tokens_per_hash
-        tokens = max(job.cost, (len(job.key) // ROUTING_HASH_BYTES - hint_depth) * per_hash)
-        return max(1, tokens - max(0, depth - hint_depth) * per_hash)
+        per_hash, hint_depth = self._tokens_per_hash, job.hint_depth
+        tokens = (len(job.key) // ROUTING_HASH_BYTES - hint_depth) * per_hash
+        if job.cost > tokens:
+            tokens = job.cost
+        if depth > hint_depth:
+            tokens -= (depth - hint_depth) * per_hash
+        return tokens if tokens > 1 else 1
 
     def place_of(self, job: WaitingJob) -> Place:
         """Return where the job is or would be; behind all others that is (number of chunks, 0)."""
@@ -105,9 +123,11 @@ class PrefixList:
     def depth_at(self, place: Place, key: bytes) -> int:
         """Return how many hashes ``key`` shares with the entry before a place."""
         index, offset = place
+        # Mostly it is as much as the entries on both sides share.
+        guess = self._chunks[index].depths[offset] if index < len(self._chunks) else 0
         if offset:
-            return shared_depth(self._chunks[index].keys[offset - 1], key)
-        return shared_depth(self._lasts[index - 1], key) if index else 0
+            return shared_depth(self._chunks[index].keys[offset - 1], key, guess)
+        return shared_depth(self._lasts[index - 1], key, guess) if index else 0
 
     def add(self, job: WaitingJob) -> None:
         """Let a job wait; raises ``ValueError`` if it does already."""
@@ -165,7 +185,7 @@ class PrefixList:
         return min(count, limit)
 
     def _behind(self, index: int, offset: int) -> Place:
-        if offset + 1 < len(self._chunks[index]):
+        if offset + 1 < len(self._chunks[index].keys):
             return (index, offset + 1)
         return (index + 1, 0)
 
@@ -183,8 +203,8 @@ class PrefixList:
         known = chunk.depths[offset]
         # Of three neighbours the outer two share the lesser of what the pairs share, so a job that
         # shares more with its predecessor than the two did has no more for its successor.
-        if depth <= known and (shared := shared_depth(job.key, chunk.keys[offset])) > known:
-            self._set_depth(chunk, offset, shared)
+        if depth <= known and share_depth(job.key, chunk.keys[offset], known + 1):
+            self._set_depth(chunk, offset, shared_depth(job.key, chunk.keys[offset], known + 1))
 
     def _part(self, place: Place, key: bytes) -> None:
         index, offset = place
@@ -195,7 +215,7 @@ class PrefixList:
         chunk = self._chunks[index]
         known = chunk.depths[offset]
         # What a successor shares with a job served earlier does not go with this one.
-        if depth < known and shared_depth(key, chunk.keys[offset]) >= known:
+        if depth < known and share_depth(key, chunk.keys[offset], known):
             self._set_depth(chunk, offset, depth)
 
     def _set_depth(self, chunk: Chunk, offset: int, depth: int) -> None:
@@ -205,7 +225,7 @@ class PrefixList:
 
     def _after_growth(self, index: int) -> None:
         chunk = self._chunks[index]
-        if len(chunk) > 2 * CHUNK_SIZE:
+        if len(chunk.keys) > 2 * CHUNK_SIZE:
             self._chunks.insert(index + 1, chunk.split(CHUNK_SIZE))
             self._lasts.insert(index + 1, self._lasts[index])
             self._lasts[index] = chunk.keys[-1]
@@ -220,9 +240,9 @@ class PrefixList:
         if not chunk.keys:
             del self._chunks[index], self._lasts[index]
             return
-        if offset == len(chunk):
+        if offset == len(chunk.keys):
             self._lasts[index] = chunk.keys[-1]
-        if len(chunk) < _SMALL_CHUNK:
+        if len(chunk.keys) < _SMALL_CHUNK:
             self._join_small(max(0, index - 1))
             self._join_small(index)
 

@@ -112,9 +112,12 @@ class PrefixOrder:
 
     def peek(self, worker_id: str) -> WaitingJob | None:
         """Return the next job in the worker's own range."""
-        self._begin_epoch()
+        if not self._current:
+            self._begin_epoch()
         key_range = self._own_range(worker_id)
-        return self._head_of(key_range) if key_range and key_range.count else None
+        if key_range is None or not key_range.count:
+            return None
+        return key_range.head or self._head_of(key_range)
 
     def claim_range(self, worker_id: str, yields: Callable[[str], bool]) -> bool:
         """Find a new range for a worker whose own is empty; false if there is none for it.
@@ -172,7 +175,7 @@ class PrefixOrder:
         return True
 
     def _begin_epoch(self) -> None:
-        if self._current or not self._next:
+        if not self._next:
             return
         self.epoch += 1
         self._current, self._next = self._next, PrefixList(self._tokens_per_hash)
