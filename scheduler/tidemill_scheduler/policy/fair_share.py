@@ -149,7 +149,8 @@ class DeficitRoundRobin(Generic[Key, Server]):
             return
         if not visit.is_used:
             visit.is_used = True
-            self._note_turns(visit.share, 1, visit.place_before)
+            self._count_turns(int(visit.place_before >= 0))
+            visit.share.turned_at = self._rounds
         visit.left -= tokens
         if visit.left <= 0:
             self._end(server, visit)
@@ -240,9 +241,10 @@ class DeficitRoundRobin(Generic[Key, Server]):
             self._move(share, next(self._places))
 
     def _credit(self, shares: list[_Share[Key]], num_turns: int) -> None:
+        self._count_turns(num_turns * sum(share.place >= 0 for share in shares))
         for share in shares:
             share.carry += num_turns * share.portion
-            self._note_turns(share, num_turns, share.place)
+            share.turned_at = self._rounds
 
     def _begin(self, server: Server, share: _Share[Key]) -> None:
         extra = min(share.carry, share.portion)
@@ -268,9 +270,7 @@ class DeficitRoundRobin(Generic[Key, Server]):
         share.place = place
         self._order[place] = share
 
-    def _note_turns(self, share: _Share[Key], num_turns: int, place: int) -> None:
-        # Turns of keys that are ahead of the rotation do not bring it round.
-        if place >= 0:
-            self._rounds += num_turns / len(self._shares)
-            self._num_places_ahead = min(self._num_places_ahead + 1, _MAX_AHEAD)
-        share.turned_at = self._rounds
+    def _count_turns(self, num_turns: int) -> None:
+        """Count turns in the rotation; those of keys that are ahead of it do not bring it round."""
+        self._rounds += num_turns / len(self._shares)
+        self._num_places_ahead = min(self._num_places_ahead + num_turns, _MAX_AHEAD)
