@@ -28,7 +28,8 @@ class TenantQueue:
     latest start of those that would miss their deadline in the queue and can still make it.
 
     Beyond ``EXACT_SIZE`` jobs only the oldest ones of each bucket of nearly equal prefills are
-    compared, and prices are looked up where they decide.
+    compared, and prices are looked up where they decide: ``reprice`` gives a job a new price if
+    what its worker holds has changed, and leaves the old one otherwise.
     """
 
     def __init__(self, reprice: Callable[[BoundJob], None]) -> None:
