@@ -24,7 +24,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rag_jobs import make_prompts, read_questions
+from rag_jobs import make_texts, read_questions
 from rag_run import Run, Setup, run_jobs
 from rich.console import Console
 from rich.progress import (
@@ -37,6 +37,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from tidemill import ChatMessage
 from tidemill.cli.model import find_model
 from tidemill.rag import Savings, expected_savings
 from tidemill.service.config import load_config
@@ -67,10 +68,18 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--kv-blocks", type=int, default=512, help="KV cache of a worker (%(default)s)"
     )
-    parser.add_argument("--max-tokens", type=int, default=8, help="of an answer (%(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=8, help="of each answer, exactly (%(default)s)"
+    )
     parser.add_argument("--model", help="model directory (the demo model)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     return parser.parse_args(arguments)
+
+
+def as_conversation(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of a user's text, ready for the answer."""
+    prompt = tokenizer.apply_chat_template([ChatMessage(role="user", content=text)])
+    return tokenizer.encode(prompt, add_special_tokens=False)
 
 
 def make_table(runs: Sequence[Run], savings: Savings) -> Table:
@@ -118,8 +127,8 @@ def main() -> None:
     config = load_config()
     model_dir, _ = find_model(options.model, config.cache_dir)
     tokenizer = Tokenizer.from_directory(model_dir)
-    texts = make_prompts(read_questions(options.data), options.jobs, options.seed)
-    prompts = [tokenizer.encode(text) for text in texts]
+    texts = make_texts(read_questions(options.data), options.jobs, options.seed)
+    prompts = [as_conversation(text, tokenizer) for text in texts]
     savings = expected_savings(prompts)
     console = Console(stderr=True, highlight=False)
     console.print(str(savings))

@@ -10,8 +10,8 @@ from tidemill.rag import PromptBuilder
 
 #: Both begin alike, so that all questions on a passage share it.
 TEMPLATES = (
-    "Answer from the passage.\n\n{{chunks}}\n\nQuestion: {{question}}\nAnswer:",
-    "Answer from the passage.\n\n{{chunks}}\n\nIn a few words: {{question}}\nAnswer:",
+    "Answer from the passage.\n\n{{chunks}}\n\nQuestion: {{question}}",
+    "Answer from the passage.\n\n{{chunks}}\n\nIn a few words: {{question}}",
 )
 
 
@@ -34,8 +34,8 @@ def read_questions(path: Path) -> list[Question]:
     ]
 
 
-def make_prompts(questions: Sequence[Question], num_jobs: int, seed: int) -> list[str]:
-    """Return the first ``num_jobs`` prompts, in an order that follows from the seed.
+def make_texts(questions: Sequence[Question], num_jobs: int, seed: int) -> list[str]:
+    """Return the first ``num_jobs`` texts of users, in an order that follows from the seed.
 
     Exits if there are not so many.
     """
@@ -46,6 +46,6 @@ def make_prompts(questions: Sequence[Question], num_jobs: int, seed: int) -> lis
     passages = [[question.passage] for question in chosen]
     fields = [{"question": question.text} for question in chosen]
     built = [PromptBuilder(template).build(passages, fields) for template in TEMPLATES]
-    prompts = [prompt for pair in zip(*built, strict=True) for prompt in pair][:num_jobs]
-    random.Random(seed).shuffle(prompts)
-    return prompts
+    texts = [text for pair in zip(*built, strict=True) for text in pair][:num_jobs]
+    random.Random(seed).shuffle(texts)
+    return texts

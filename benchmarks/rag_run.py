@@ -7,12 +7,14 @@ from pathlib import Path
 
 from rich.progress import Progress, TaskID
 
-from tidemill import Job, Producer, Result, TidemillError
+from tidemill import Job, Producer, Result, SamplingParams, TidemillError
 from tidemill.cli.stack import Stack, StackOptions
 from tidemill.cli.up import echo, thread_environment
 
 _PAGE = 256
 _POLL_SECONDS = 0.5
+#: A machine on which nothing ends for so long will not finish.
+_STALL_SECONDS = 120
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,12 @@ def _options(setup: Setup, scheduler_args: Sequence[str], directory: Path) -> St
 
 
 def _submit(producer: Producer, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Job]:
+    # Answers of equal length: more tokens to compare, and the same work in every run.
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     jobs: list[Job] = []
     for start in range(0, len(prompts), _PAGE):
         page = prompts[start : start + _PAGE]
-        for job in producer.submit_many(
-            page, priority=1, batch="rag", stream=False, temperature=0, max_tokens=max_tokens
-        ):
+        for job in producer.submit_many(page, params=params, priority=1, batch="rag", stream=False):
             if isinstance(job, TidemillError):
                 raise job
             jobs.append(job)
@@ -94,8 +96,13 @@ def _submit(producer: Producer, prompts: Sequence[Sequence[int]], max_tokens: in
 
 
 def _wait(producer: Producer, progress: Progress, task: TaskID) -> None:
+    ended, since = 0, time.monotonic()
     while (status := producer.batch("rag")).unfinished:
-        progress.update(task, completed=status.total - status.unfinished)
+        if status.total - status.unfinished > ended:
+            ended, since = status.total - status.unfinished, time.monotonic()
+        elif time.monotonic() - since > _STALL_SECONDS:
+            raise SystemExit(f"no job has ended for {_STALL_SECONDS} s; {ended} had before")
+        progress.update(task, completed=ended)
         time.sleep(_POLL_SECONDS)
     progress.update(task, completed=status.total)
 
