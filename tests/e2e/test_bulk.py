@@ -11,6 +11,7 @@ import pytest
 
 from support.processes import Outcome, sandbox
 from support.wait import wait_until
+from tidemill import Producer
 from tidemill.cli.stack import Stack
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(280)]
@@ -81,3 +82,18 @@ def hit_rate(done: Outcome) -> float:
     found = re.search(r"prefix hit rate ([\d.]+)%", " ".join(done.stderr.split()))
     assert found, done.stderr
     return float(found[1])
+
+
+def test_a_run_has_a_tenant_terms_and_a_prefix_of_its_own(stack: Stack, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "One, two,"}\n{"prompt": "Tick,", "prefix_id": ""}\n')
+    options = ["--tenant", "red", "--batch", "counting", "--prefix-id", "p", "--deadline", "200"]
+    with sandbox(tmp_path) as box:
+        args = ["bulk", "run", str(source), "-o", str(out), "--max-tokens", "2", *options]
+        done = box.run(*args, "--redis-url", stack.url)
+    assert done.status == 1
+    errors = {row["line"]: row["error"] for row in map(json.loads, out.read_text().splitlines())}
+    assert errors[1] is None and errors[2].startswith("prefix_id: ")
+    with Producer(stack.url, tenant="red") as red:
+        batch = red.batch("counting")
+    assert (batch.total, batch.done) == (1, 1)
