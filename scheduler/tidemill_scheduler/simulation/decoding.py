@@ -75,8 +75,9 @@ class DecodeBatch:
     def pop_ended(self) -> list[Sequence]:
         """Take out the sequences that have produced all their tokens."""
         ended: list[Sequence] = []
-        while self._ends and self._ends[0][0] <= self.num_steps:
-            seq = heappop(self._ends)[2]
+        ends, now = self._ends, self.num_steps
+        while ends and ends[0][0] <= now:
+            seq = heappop(ends)[2]
             self._drop(seq, seq.input_tokens + seq.output_tokens)
             ended.append(seq)
         return ended

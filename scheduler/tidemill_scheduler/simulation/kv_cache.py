@@ -91,7 +91,8 @@ class KvCache:
     def publish(self, digests: Sequence[int]) -> None:
         """Make reserved blocks findable; of content that is here twice one copy is given back."""
         references = self._references
-        if not self.find(digests[:1]):
+        first = digests[0]
+        if not (first in references or first in self._idle or first in self._kept):
             # What hangs on a hash that is not here is not here either.
             references.update(dict.fromkeys(digests, 1))
             self._stored.extend(digests)

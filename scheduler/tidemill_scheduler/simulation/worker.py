@@ -102,25 +102,25 @@ class SimWorker:
 
     def complete(self, now: float) -> list[Sequence]:
         """End the step; returns the sequences that are finished."""
+        decoding, steps = self._decoding, self._steps
         self.is_busy = False
         self.busy_seconds += self._seconds
-        self.num_steps += self._steps
-        self.output_tokens += self._decoding.count * self._steps
-        self._decoding.advance(self._steps)
+        self.num_steps += steps
+        self.output_tokens += decoding.count * steps
+        decoding.advance(steps)
         finished: list[Sequence] = []
         for seq, _ in self._chunks:
             if not self._cluster.publish_at_schedule:
                 self._publish(seq)
-            if not seq.num_left:
+            if seq.num_done == seq.input_tokens:
                 self._produce_first(seq, now, finished)
-        finished += self._decoding.pop_ended()
-        for seq in finished:
-            self._release(seq)
-        for seq in self._to_cancel:
-            if seq not in finished:
-                self._abort(seq)
-        self._to_cancel.clear()
-        self._finished += finished
+        finished += decoding.pop_ended()
+        if finished:
+            self._finished += finished
+            for seq in finished:
+                self._release(seq)
+        if self._to_cancel:
+            self._cancel_pending(finished)
         return finished
 
     def cancel(self, seq: Sequence) -> None:
@@ -140,7 +140,10 @@ class SimWorker:
             told = [SimFinished(s.job_id, s.hit_tokens, s.output_tokens) for s in self._finished]
             finished = cast(tuple[FinishedSequence, ...], tuple(told))
             self._finished.clear()
-        partial_tokens = sum([seq.num_left for seq in self._partials if seq is not None])
+        partial_tokens = 0
+        for partial in self._partials:
+            if partial is not None:
+                partial_tokens += partial.num_left
         interactive, standard, batch = self._queues
         return SimStatus(
             self._last_command,
@@ -179,6 +182,8 @@ class SimWorker:
             partial, queue = self._partials[priority_class], self._queues[priority_class]
             if partial is not None:
                 self._compute(partial)
+            elif not queue:
+                continue
             while queue and self._budget > 0 and not is_blocked:
                 is_blocked = not self._admit(queue[0])
                 if not is_blocked:
@@ -276,6 +281,12 @@ class SimWorker:
         self.cache.free(seq.held, seq.num_unpublished)
         self._num_running -= 1
 
+    def _cancel_pending(self, finished: list[Sequence]) -> None:
+        for seq in self._to_cancel:
+            if seq not in finished:
+                self._abort(seq)
+        self._to_cancel.clear()
+
     def _abort(self, seq: Sequence) -> None:
         if self._partials[seq.priority_class] is seq:
             self._partials[seq.priority_class] = None
@@ -287,10 +298,9 @@ class SimWorker:
         version, tokens = self._queued_tokens
         if version != self.cache.version:
             per_hash = self._block_size * ROUTING_STRIDE
-            tokens = sum(
-                max(1, seq.input_tokens - per_hash * self.cache.find(seq.chain))
-                for queue in self._queues
-                for seq in queue
-            )
+            tokens = 0
+            for queue in self._queues:
+                for seq in queue:
+                    tokens += max(1, seq.input_tokens - per_hash * self.cache.find(seq.chain))
             self._queued_tokens = (self.cache.version, tokens)
         return tokens
