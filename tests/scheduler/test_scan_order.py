@@ -496,7 +496,7 @@ def test_a_thief_takes_half_of_the_work_and_not_half_of_the_jobs() -> None:
 
 def test_a_thief_takes_from_the_range_with_the_most_work() -> None:
     order = new_order("a", "b")
-    add_all(order, [(label,) for label in range(20)], cost=64)
+    add_all(order, [(label,) for label in range(20)], cost=6400)
     while order.peek("a"):
         pop(order, "a")
     left = [job for _ in range(3) if (job := pop(order, "b"))]

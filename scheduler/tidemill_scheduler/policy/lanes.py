@@ -95,8 +95,7 @@ class Lanes:
     def add(self, job: WaitingJob, now: float) -> str | None:
         """Let a job wait; returns the worker that may take it next, if that is known."""
         if job.attempts:
-            self._requeued.add(job)
-            return None
+            return self._requeued.add(job)
         rank = class_of(job.priority)
         if job.priority not in self._lines:
             self._lines[job.priority] = self._make_line()
@@ -127,7 +126,9 @@ class Lanes:
         risen = self._risen(self._head, now)
         self._num_passed = self._num_passed + 1 if risen not in (None, job.priority) else 0
         self._lines[job.priority].take(job, worker_id, tokens, now)
-        self._shares.charge(worker_id, rank, tokens)
+        # A class that is alone uses what nobody else wants.
+        if len(self._busy) > 1:
+            self._shares.charge(worker_id, rank, tokens)
         self._left(job)
 
     def adjust(self, job: WaitingJob, tokens: float) -> None:
@@ -144,11 +145,12 @@ class Lanes:
                 job = self._requeued.peek(worker_id)
             if job is not None:
                 return job
+        if len(self._busy) == 1:
+            return self._next_of(next(iter(self._busy)), worker_id, now, yields)
         while (rank := self._shares.turn(worker_id, self._busy)) is not None:
-            for line in self._lines_of(rank, now):
-                job = line.next_for(worker_id, now, yields)
-                if job is not None:
-                    return job
+            job = self._next_of(rank, worker_id, now, yields)
+            if job is not None:
+                return job
             self._shares.skip(worker_id)
         return None
 
@@ -177,6 +179,13 @@ class Lanes:
         self._shares.remove_server(worker_id)
         for line in self._lines.values():
             line.release(worker_id, now)
+
+    def _next_of(self, rank: int, worker_id: str, now: float, yields: Yields) -> WaitingJob | None:
+        for line in self._lines_of(rank, now):
+            job = line.next_for(worker_id, now, yields)
+            if job is not None:
+                return job
+        return None
 
     def _lines_of(self, rank: int, now: float) -> Iterator[TenantLine]:
         self._head = self._first_of(rank)

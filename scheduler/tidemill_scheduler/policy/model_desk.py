@@ -122,6 +122,9 @@ class ModelDesk:
     def update_worker(self, worker_id: str, status: WorkerStatus, now: float) -> None:
         """Take in a worker's status; raises ``MalformedMessage``."""
         worker = self.fleet[worker_id]
+        if status.draining and not worker.is_draining:
+            # Its jobs would wait for it in vain; it never takes up work again under this id.
+            self.lanes.release(worker_id, now)
         worker.update(status, now)
         self.fleet.learn(worker_id, status)
         for sequence in status.finished:

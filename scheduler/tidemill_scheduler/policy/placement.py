@@ -119,15 +119,15 @@ class Placement:
         self._moment = moment
         self.too_large = []
         self._is_barren = False
-        kept = [worker_id for worker_id in self._ready if worker_id in barred]
-        workers = self._fleet.with_ids(self._ready).values()
-        self._ready = dict.fromkeys(kept)
-        self._heap = [
-            self._rank(worker)
-            for worker in workers
-            if worker.info.worker_id not in self._ready and self._is_open(worker)
-        ]
-        heapify(self._heap)
+        ready, self._ready = self._ready, {}
+        self._heap = []
+        for worker_id in ready:
+            if worker_id in barred:
+                self._ready[worker_id] = None
+            elif (worker := self._fleet.get(worker_id)) is not None and self._is_open(worker):
+                self._heap.append(self._rank(worker))
+        if len(self._heap) > 1:
+            heapify(self._heap)
 
     def _end(self) -> None:
         # With jobs left, their turn did not come; without, they found nothing.

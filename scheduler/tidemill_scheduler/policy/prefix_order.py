@@ -5,7 +5,7 @@ epoch begins is served to its end while newcomers gather for the next one.  Each
 range of its own, and takes half of another's when its own is done.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Collection
 from heapq import nlargest
 from operator import attrgetter
@@ -21,6 +21,10 @@ GROUP_TOKENS = 128
 
 #: Work that may join a running epoch, as a share of the work it began with.
 JOIN_SHARE = 0.25
+
+#: Tokens of work that are not worth being shared out when an epoch begins; whoever finds nothing
+#: else may still take half of it.
+LEAST_PART = 16384
 
 #: How far a cut may lie from the even one: at an epoch's begin as a share of one worker's part,
 #: when a range is halved as a share of its work.
@@ -73,15 +77,17 @@ class PrefixOrder:
         """The tokens of prompts that wait to be computed, each shared prefix counted once."""
         return self._current.work + self._next.work
 
-    def add(self, job: WaitingJob) -> None:
+    def add(self, job: WaitingJob) -> str | None:
         """Let a job wait: in this epoch if it extends what a worker is at, else in the next.
 
-        Raises ``ValueError`` if it waits already.
+        Returns that worker, if there is one.  Raises ``ValueError`` if the job waits already.
         """
         if job.job_id in self:
             raise ValueError(f"job {job.job_id} waits already; remove it before adding it again")
-        if not self._current or not self._join(job):
+        worker_id = self._join(job) if self._current else None
+        if worker_id is None:
             self._next.add(job)
+        return worker_id
 
     def remove(self, job_id: str) -> WaitingJob:
         """Take out a job that nobody computes; raises ``KeyError``."""
@@ -113,7 +119,7 @@ class PrefixOrder:
     def peek(self, worker_id: str) -> WaitingJob | None:
         """Return the next job in the worker's own range."""
         if not self._current:
-            self._begin_epoch()
+            self._begin_epoch(worker_id)
         key_range = self._own_range(worker_id)
         if key_range is None or not key_range.count:
             return None
@@ -152,36 +158,41 @@ class PrefixOrder:
         prefix = job.key[: depth * ROUTING_HASH_BYTES]
         return self._current.count_prefix(self._current.place_of(job), prefix, limit)
 
-    def _join(self, job: WaitingJob) -> bool:
+    def _join(self, job: WaitingJob) -> str | None:
         key_range = self._ranges.find(job)
         if key_range.owner is None or len(job.key) < self._group_bytes:
-            return False
+            return None
         anchor = self._anchor_of(key_range.owner)
         head = self._head_of(key_range) if key_range.count else None
         if not self._in_group(anchor, job.key) and not (head and self._in_group(head.key, job.key)):
-            return False
+            return None
         place = self._current.place_of(job)
         # The worker has what it was at last, even if the job sorts before that.
         depth = max(self._current.depth_at(place, job.key), shared_depth(anchor, job.key))
         work = self._current.work_of(job, depth)
         if work > self._joinable_work:
-            return False
+            return None
         self._joinable_work -= work
         before = self._current.work
         self._current.insert(place, job, depth)
         key_range.count += 1
         key_range.work += self._current.work - before
         key_range.head = None
-        return True
+        return key_range.owner
 
-    def _begin_epoch(self) -> None:
+    def _begin_epoch(self, worker_id: str) -> None:
         if not self._next:
             return
         self.epoch += 1
         self._current, self._next = self._next, PrefixList(self._tokens_per_hash)
         self._joinable_work = self._current.work * JOIN_SHARE
-        # Those that have been nowhere come first, and are left out if there is too little.
-        team = sorted(self._workers, key=self._anchor_of)[-len(self._current) :]
+        # Those that have been nowhere come first, and are left out if there is too little for all,
+        # but not the one that asks.
+        num_parts = min(len(self._current), self._current.work // LEAST_PART)
+        others = [worker for worker in self._workers if worker != worker_id]
+        others.sort(key=self._anchor_of)
+        team = others[max(0, len(others) - num_parts + 1) :]
+        insort(team, worker_id, key=self._anchor_of)
         whole = Load(len(self._current), self._current.work)
         self._ranges = KeyRanges(whole, team)
 

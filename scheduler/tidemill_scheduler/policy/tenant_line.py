@@ -58,8 +58,7 @@ class TenantLine:
         self._num_jobs[tenant] = self._num_jobs.get(tenant, 0) + 1
         if is_interactive:
             return self._interactive.add(job, now)
-        self._order_of(tenant).add(job)
-        return None
+        return self._order_of(tenant).add(job)
 
     def unbind_all(self) -> None:
         """Put all jobs of the interactive lane in prefix order, for there are many now."""
@@ -81,7 +80,9 @@ class TenantLine:
             self._interactive.take(job, worker_id, now)
         else:
             self._orders[job.tenant].take(job, worker_id)
-        self._shares.charge(worker_id, job.tenant, tokens)
+        # A tenant that is alone uses what nobody else wants.
+        if len(self._num_jobs) > 1:
+            self._shares.charge(worker_id, job.tenant, tokens)
         self._left(job)
 
     def adjust(self, tenant: str, tokens: float) -> None:
@@ -96,6 +97,10 @@ class TenantLine:
         ``yields(owner)`` tells whether that worker gives up half of a group it works on; without
         it, nothing is taken over from others.
         """
+        if len(self._num_jobs) == 1:
+            [tenant] = self._num_jobs
+            job = self._next_of(tenant, worker_id, now, yields)
+            return job or (None if yields is None else self._interactive.steal(worker_id, now))
         # A group is split only for a worker that finds nothing else.
         job = self._in_turn(worker_id, now, None if yields is None else _never)
         if job is not None or yields is None:
