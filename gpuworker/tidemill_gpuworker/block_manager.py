@@ -193,14 +193,15 @@ class BlockManager:
     def _publish(self, seq: Sequence, end: int) -> None:
         if not self.enable_prefix_caching:
             return
-        for index in range(seq.num_computed_tokens // self.block_size, end // self.block_size):
-            block = seq.block_table[index]
-            self._pool.publish(
-                block,
-                self._block_hash(seq, index),
-                parent=seq.block_hashes[index - 1] if index else None,
-                is_routing=index % ROUTING_STRIDE == ROUTING_STRIDE - 1,
-            )
+        first, last = seq.num_computed_tokens // self.block_size, end // self.block_size
+        if first == last:
+            return
+        parent = self._block_hash(seq, first - 1) if first else None
+        for index in range(first, last):
+            block, block_hash = seq.block_table[index], self._block_hash(seq, index)
+            is_routing = index % ROUTING_STRIDE == ROUTING_STRIDE - 1
+            self._pool.publish(block, block_hash, parent, is_routing)
+            parent = block_hash
             self._provisional[block] = seq
 
     def _block_hash(self, seq: Sequence, index: int) -> bytes:

@@ -29,6 +29,7 @@ class BlockPool:
         # Two sequences can compute the same block at a time; both stay, the older one is found.
         self._blocks_by_hash: dict[bytes, list[int]] = {}
         self._parents: list[bytes | None] = [None] * num_blocks
+        self._is_routing = bytearray(num_blocks)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._kept_free: OrderedDict[int, None] = OrderedDict()
         self.routing = RoutingIndex()
@@ -76,7 +77,16 @@ class BlockPool:
         self._num_taken += count
         for digest in self._hints.lapsed(self._num_taken):
             self._drop(digest)
-        return [self._take_one() for _ in range(count)]
+        taken: list[int] = []
+        free, hashes = self._free, self._hashes
+        for _ in range(count):
+            block = free.popitem(last=False)[0] if free else self._pop_kept()
+            self._ref_counts[block] = 1
+            if hashes[block] is not None:
+                self.unpublish(block)
+                self.num_evictions += 1
+            taken.append(block)
+        return taken
 
     def touch(self, blocks: Iterable[int]) -> None:
         """Add a reference to each block; free ones leave the free list."""
@@ -99,7 +109,8 @@ class BlockPool:
                 block_hash = self._hashes[block]
                 if block_hash is None:
                     useless.append(block)
-                self._list_for(block_hash)[block] = None
+                free = self._kept_free if block_hash in self._kept.reasons else self._free
+                free[block] = None
         for block in reversed(useless):
             self._free.move_to_end(block, last=False)
 
@@ -107,7 +118,6 @@ class BlockPool:
         self,
         block: int,
         block_hash: bytes,
-        *,
         parent: bytes | None = None,
         is_routing: bool = False,
     ) -> None:
@@ -119,9 +129,13 @@ class BlockPool:
         assert self._hashes[block] is None, f"block {block} is published twice"
         self._hashes[block] = block_hash
         self._parents[block] = parent
-        same = self._blocks_by_hash.setdefault(block_hash, [])
-        same.append(block)
-        if is_routing and len(same) == 1:
+        self._is_routing[block] = is_routing
+        same = self._blocks_by_hash.get(block_hash)
+        if same is not None:
+            same.append(block)
+            return
+        self._blocks_by_hash[block_hash] = [block]
+        if is_routing:
             self.routing.add(block_hash)
             if block_hash[:ROUTING_HASH_BYTES] in self._hints:
                 self._keep(block_hash)
@@ -130,13 +144,15 @@ class BlockPool:
         """Hide a published block from lookups."""
         block_hash = self._hashes[block]
         assert block_hash is not None, f"block {block} was never published"
-        self._hashes[block] = self._parents[block] = None
+        self._hashes[block] = None
         blocks = self._blocks_by_hash[block_hash]
         blocks.remove(block)
         if not blocks:
             del self._blocks_by_hash[block_hash]
-            self.routing.discard(block_hash)
-            self._move(self._kept.drop(block_hash), self._kept_free, self._free)
+            if self._is_routing[block]:
+                self.routing.discard(block_hash)
+                if self._kept.reasons:
+                    self._move(self._kept.drop(block_hash), self._kept_free, self._free)
 
     def hint(self, refs: Mapping[bytes, int]) -> None:
         """Note how many waiting jobs will use the prefix up to each routing hash, 0 for none.
@@ -161,7 +177,7 @@ class BlockPool:
         assert len(listed) == len(set(listed)), "a block is free twice"
         assert unreferenced == set(listed), "the free list is not the set of unreferenced ones"
         for block in listed:
-            is_kept = self._hashes[block] in self._kept
+            is_kept = self._hashes[block] in self._kept.reasons
             assert is_kept == (block in self._kept_free), f"block {block} waits in the wrong list"
         assert min(self._ref_counts, default=0) >= 0, "a block was released too often"
         published = {
@@ -175,17 +191,7 @@ class BlockPool:
         assert len(indexed) == len(published), "a block is indexed twice"
         assert set(indexed) == published, "the prefix index contradicts the blocks' hashes"
 
-    def _take_one(self) -> int:
-        block = self._pop()
-        self._ref_counts[block] = 1
-        if self._hashes[block] is not None:
-            self.unpublish(block)
-            self.num_evictions += 1
-        return block
-
-    def _pop(self) -> int:
-        if self._free:
-            return self._free.popitem(last=False)[0]
+    def _pop_kept(self) -> int:
         # A tail first: prefixes must not lose their heads.  Where the chain goes on in blocks that
         # are in use, the same content is there too, and this copy can go.
         for _ in range(len(self._kept_free)):
@@ -196,9 +202,6 @@ class BlockPool:
                 break
             self._kept_free.move_to_end(block)
         return self._kept_free.popitem(last=False)[0]
-
-    def _list_for(self, block_hash: bytes | None) -> OrderedDict[int, None]:
-        return self._kept_free if block_hash in self._kept else self._free
 
     def _parent_of(self, block_hash: bytes) -> bytes | None:
         blocks = self._blocks_by_hash.get(block_hash)

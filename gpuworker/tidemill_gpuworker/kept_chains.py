@@ -13,19 +13,14 @@ class KeptChains:
 
     def __init__(self, parent_of: Callable[[bytes], bytes | None]) -> None:
         self._parent_of = parent_of
-        self._reasons: dict[bytes, int] = {}
+        #: Each kept hash, by how many reasons; to be read only.
+        self.reasons: dict[bytes | None, int] = {}
         self._parents: dict[bytes, bytes | None] = {}
         self._tips: set[bytes] = set()
 
-    def __len__(self) -> int:
-        return len(self._reasons)
-
-    def __contains__(self, block_hash: bytes | None) -> bool:
-        return block_hash in self._reasons
-
     def has_kept_child(self, block_hash: bytes) -> bool:
         """Whether a kept chain goes on behind ``block_hash``."""
-        return self._reasons.get(block_hash, 0) > (block_hash in self._tips)
+        return self.reasons.get(block_hash, 0) > (block_hash in self._tips)
 
     def keep(self, tip: bytes) -> list[bytes]:
         """Keep the chain that ends in ``tip``; returns what was not kept before, tip first."""
@@ -35,8 +30,8 @@ class KeptChains:
         added: list[bytes] = []
         current: bytes | None = tip
         while current is not None:
-            self._reasons[current] = self._reasons.get(current, 0) + 1
-            if self._reasons[current] > 1:
+            self.reasons[current] = self.reasons.get(current, 0) + 1
+            if self.reasons[current] > 1:
                 break
             added.append(current)
             parent = self._parent_of(current)
@@ -52,10 +47,10 @@ class KeptChains:
         dropped: list[bytes] = []
         current: bytes | None = tip
         while current is not None:
-            self._reasons[current] -= 1
-            if self._reasons[current]:
+            self.reasons[current] -= 1
+            if self.reasons[current]:
                 break
-            del self._reasons[current]
+            del self.reasons[current]
             dropped.append(current)
             current = self._parents.pop(current)
         return dropped

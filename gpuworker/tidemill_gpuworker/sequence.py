@@ -61,7 +61,9 @@ class Sequence:
     @property
     def priority_class(self) -> PriorityClass:
         """The class of this sequence's priority."""
-        return PriorityClass((self.priority > 0) - (self.priority < 0))
+        if self.priority > 0:
+            return PriorityClass.BATCH
+        return PriorityClass.INTERACTIVE if self.priority else PriorityClass.STANDARD
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -1,9 +1,12 @@
 """Sequences that wait for admission, most urgent first."""
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
+from operator import attrgetter
 
 from tidemill_gpuworker.sequence import PriorityClass, Sequence
+
+_PRIORITY = attrgetter("priority")
 
 
 class WaitingQueue:
@@ -24,8 +27,13 @@ class WaitingQueue:
 
     def of_class(self, priority_class: PriorityClass) -> list[Sequence]:
         """Return the sequences of one class, most urgent first."""
-        start = bisect_left(self._seqs, priority_class, key=_class)
-        return self._seqs[start : bisect_right(self._seqs, priority_class, key=_class)]
+        seqs, standard = self._seqs, PriorityClass.STANDARD
+        first, last = 0, len(seqs)
+        if priority_class >= standard:
+            first = bisect_left(seqs, standard + (priority_class > standard), key=_PRIORITY)
+        if priority_class <= standard:
+            last = bisect_left(seqs, standard + (priority_class == standard), key=_PRIORITY)
+        return seqs[first:last]
 
     def push(self, seq: Sequence) -> None:
         """Put ``seq`` in its place."""
@@ -39,7 +47,3 @@ class WaitingQueue:
 def urgency(seq: Sequence) -> tuple[int, int]:
     """Return the sort key of ``seq``: the smaller, the sooner it runs and the later it yields."""
     return (seq.priority, seq.arrival)
-
-
-def _class(seq: Sequence) -> PriorityClass:
-    return seq.priority_class
