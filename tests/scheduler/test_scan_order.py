@@ -514,6 +514,57 @@ def test_a_thief_takes_from_the_range_with_the_most_work() -> None:
     assert abs(len(stolen) - len(kept)) <= 1 and len(stolen) + len(kept) == 7
 
 
+@pytest.mark.parametrize("full", WORKERS)
+def test_a_thief_passes_by_ranges_with_less_work(full: str) -> None:
+    order = new_order(*WORKERS)
+    jobs = add_all(order, [(label,) for label in range(60)], cost=4096)
+    for worker in WORKERS:
+        assert order.peek(worker) is not None
+    # The ranges of the other two are half done.
+    for worker in [worker for worker in WORKERS if worker != full] * 10:
+        pop(order, worker)
+    assert len(order) == len(jobs) - 20
+
+    assert order.claim_range("d", lambda owner: True)
+    served = [job for worker in ("d", full) for job in pop_own(order, worker)]
+
+    assert len(served) == 20
+
+
+def test_a_group_near_the_middle_is_passed_by_if_another_cut_splits_none() -> None:
+    order = new_order("a")
+    large, small = sorted([(1, 1), (2, 2)], key=key_of)
+    add_all(order, [large] * 20 + [small] * 2, cost=3 * TOKENS)
+    assert order.peek("a") is not None
+
+    assert order.claim_range("b", lambda owner: False)
+
+    assert len(pop_own(order, "b")) == 2
+
+
+def test_workers_that_have_not_asked_yet_are_left_with_what_others_did_not_take() -> None:
+    order = new_order(*WORKERS)
+    jobs = add_all(order, [(label,) for label in range(6)], cost=20_000)
+    jobs.sort(key=lambda job: job.key)
+    # One of them has its range; the other two have the rest together.
+    is_lowest = order.peek("a") == jobs[0]
+    last = jobs.pop() if is_lowest else jobs.pop(0)
+
+    for job in jobs:
+        order.take(job, "late")
+
+    found = [order.peek(worker) for worker in WORKERS]
+    assert [job for job in found if job] == [last]
+
+
+def pop_own(order: PrefixOrder, worker: str) -> list[WaitingJob]:
+    jobs = []
+    while job := order.peek(worker):
+        order.take(job, worker)
+        jobs.append(job)
+    return jobs
+
+
 def test_a_worker_that_has_a_jobs_prefix_may_take_it_out_of_anothers_range() -> None:
     order = new_order("a", "b")
     add_all(order, [(label, 0) for label in range(8)])
