@@ -48,18 +48,25 @@ class Worker:
         self._in_flight: dict[str, _InFlight] = {}
         self._in_flight_tokens = 0
         self._num_settled = 0
+        # What the last status reports; asked for several times in each decision.
+        self._reported_tokens = 0
+        self._reported_seqs = 0
+        self._reported_free = info.num_blocks
+        self._reported_command = entry_number("0-0")
+        #: How many sequences more than an idle worker it may hold before it counts as crowded.
+        self.seq_slack = max(1, info.max_num_seqs // QUEUE_SHARE)
+        #: Tokens that its KV pool can hold.
+        self.capacity = info.num_blocks * info.block_size
 
     @property
     def outstanding_tokens(self) -> int:
         """Prompt tokens given to the worker and, as far as known, not computed yet."""
-        reported = self.status.waiting_tokens if self.status else 0
-        return reported + self._in_flight_tokens
+        return self._reported_tokens + self._in_flight_tokens
 
     @property
     def num_seqs(self) -> int:
         """Sequences the worker runs, keeps waiting, or is about to read."""
-        reported = self.status.num_running + self.status.num_waiting if self.status else 0
-        return reported + len(self._in_flight)
+        return self._reported_seqs + len(self._in_flight)
 
     @property
     def is_draining(self) -> bool:
@@ -72,16 +79,6 @@ class Worker:
         return self.num_seqs == 0 or (
             not self._in_flight and self._num_settled >= _SETTLED_STATUSES
         )
-
-    @property
-    def seq_slack(self) -> int:
-        """How many sequences more than an idle worker it may hold before it counts as crowded."""
-        return max(1, self.info.max_num_seqs // QUEUE_SHARE)
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that its KV pool can hold."""
-        return self.info.num_blocks * self.info.block_size
 
     @property
     def load(self) -> float:
@@ -107,15 +104,24 @@ class Worker:
     @property
     def has_credit(self) -> bool:
         """Whether it could take a job of one token."""
-        return self._has_room(1)
+        return self._has_room(1, self.credit)
+
+    @property
+    def has_urgent_credit(self) -> bool:
+        """Whether it could take an interactive job of one token, which others do not hold up."""
+        return self._has_room(1, self._most_tokens)
 
     def can_hold(self, job: WaitingJob) -> bool:
         """Whether the job's prompt would fit if the worker had nothing else."""
         return job.is_estimated or job.cost <= self.capacity
 
-    def fits(self, job: WaitingJob, tokens: int) -> bool:
-        """Whether a job with ``tokens`` uncached prompt tokens is within the worker's credit."""
-        return self.can_hold(job) and self._has_room(tokens)
+    def fits(self, job: WaitingJob, tokens: int, *, is_urgent: bool = False) -> bool:
+        """Whether a job with ``tokens`` uncached prompt tokens is within the worker's credit.
+
+        Urgent ones may use all that the worker may hold, for they go before the others there.
+        """
+        limit = self._most_tokens if is_urgent else self.credit
+        return self.can_hold(job) and self._has_room(tokens, limit)
 
     def reserve(self, job_id: str, tokens: int) -> None:
         """Charge a job that is about to be sent, in place of what it was charged before."""
@@ -133,7 +139,7 @@ class Worker:
         if entry is None:
             return
         command = entry_number(command_id)
-        if self.status and command <= entry_number(self.status.last_command):
+        if self.status and command <= self._reported_command:
             self.drop(job_id)
         else:
             self._in_flight[job_id] = _InFlight(entry.tokens, command, now)
@@ -148,6 +154,10 @@ class Worker:
         """Replace what was known by the worker's own account; raises ``MalformedMessage``."""
         last = entry_number(status.last_command)
         self.status, self.heard_at = status, now
+        self._reported_tokens = status.waiting_tokens
+        self._reported_seqs = status.num_running + status.num_waiting
+        self._reported_free = status.free_blocks
+        self._reported_command = last
         if status.step_seconds:
             self._step_seconds = _mean(self._step_seconds, status.step_seconds, _STEP_SHARE)
         covered = {
@@ -162,28 +172,32 @@ class Worker:
         is_settled = not (self._in_flight or status.num_waiting or status.waiting_tokens)
         self._num_settled = self._num_settled + 1 if is_settled else 0
 
-    def _has_room(self, tokens: int) -> bool:
-        if self.num_seqs == 0:
+    @property
+    def _most_tokens(self) -> int:
+        return MAX_STEPS_AHEAD * self.info.max_num_batched_tokens
+
+    def _has_room(self, tokens: int, limit: int) -> bool:
+        num_seqs = self.num_seqs
+        if num_seqs == 0:
             return True
         return (
-            self.num_seqs < self.info.max_num_seqs + self.seq_slack
-            and self._has_tokens(tokens)
+            num_seqs < self.info.max_num_seqs + self.seq_slack
+            and self._has_tokens(tokens, limit)
             and self._blocks(tokens) <= self._free_blocks()
         )
 
-    def _has_tokens(self, tokens: int) -> bool:
-        budget, outstanding = self.info.max_num_batched_tokens, self.outstanding_tokens
+    def _has_tokens(self, tokens: int, limit: int) -> bool:
+        outstanding = self.outstanding_tokens
         if outstanding == 0:
             return True
-        return outstanding < self.credit and outstanding + tokens <= MAX_STEPS_AHEAD * budget
+        return outstanding < limit and outstanding + tokens <= self._most_tokens
 
     def _blocks(self, tokens: int) -> int:
         # One more than the prompt fills, for the tokens to come.
         return -(-tokens // self.info.block_size) + 1
 
     def _free_blocks(self) -> int:
-        free = self.status.free_blocks if self.status else self.info.num_blocks
-        return free - -(-self.outstanding_tokens // self.info.block_size)
+        return self._reported_free - -(-self.outstanding_tokens // self.info.block_size)
 
 
 def _mean(known: float | None, new: float, share: float) -> float:

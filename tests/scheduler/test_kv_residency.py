@@ -281,7 +281,8 @@ class AgainstNaiveSets(RuleBasedStateMachine):
         held = set().union(*self.resident.values()) if self.resident else set()
         shadows = {d for counts in self.shadow.values() for d, n in counts.items() if n}
         assert set(self.residency._resident.bits) == held
-        assert set(self.residency._shadow.bits) == shadows
+        in_flight = self.residency._in_flight._jobs
+        assert {digest for key, _ in in_flight for digest in split_key(key)} == shadows
 
     def _check_warming(self, key: bytes) -> None:
         for depth, digest in enumerate(split_key(key), 1):

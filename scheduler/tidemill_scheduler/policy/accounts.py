@@ -9,14 +9,10 @@ from tidemill_scheduler.policy.output_lengths import OutputLengths
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job that went to a worker, what its tenant was charged, and what the worker had of it.
-
-    ``depth`` counts the routing hashes that were there, or on their way, before it.
-    """
+    """A job that went to a worker, and what its tenant was charged."""
 
     job: WaitingJob
     charged: float
-    depth: int
 
 
 class Accounts:

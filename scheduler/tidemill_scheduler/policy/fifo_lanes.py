@@ -23,6 +23,11 @@ class FifoLanes:
         return len(self._jobs)
 
     @property
+    def has_urgent(self) -> bool:
+        """Whether some jobs may use credit that others may not: here all are alike."""
+        return False
+
+    @property
     def work(self) -> tuple[float, float, float]:
         """Prompt tokens that wait in each class."""
         return (float(self.tokens[0]), float(self.tokens[1]), float(self.tokens[2]))
@@ -62,6 +67,9 @@ class FifoLanes:
     ) -> WaitingJob | None:
         """Return the job that came first."""
         return self._jobs.peekitem(0)[1] if self._jobs else None
+
+    def urgent_for(self, worker_id: str, now: float) -> None:
+        """Nobody goes before those who came first."""
 
     def is_bound(self, job: WaitingJob) -> bool:
         """Whether a job's worker is settled: whoever asks first gets it."""

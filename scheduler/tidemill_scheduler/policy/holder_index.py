@@ -16,20 +16,19 @@ class HolderIndex:
     def add(self, digests: Iterable[bytes], bit: int) -> None:
         """Note that the worker of ``bit`` got these."""
         bits = self.bits
+        insert = bits.setdefault
         for digest in digests:
-            before = bits.get(digest)
             # Most hashes have one holder: these share its one integer, of up to 160 bytes.
-            bits[digest] = bit if before is None else before | bit
+            if insert(digest, bit) is not bit:
+                bits[digest] |= bit
 
     def discard(self, digests: Iterable[bytes], bit: int) -> None:
         """Note that the worker of ``bit`` lost these."""
         bits = self.bits
         for digest in digests:
-            rest = bits[digest] ^ bit
+            rest = bits.pop(digest) ^ bit
             if rest:
                 bits[digest] = rest
-            else:
-                del bits[digest]
 
 
 def bits_from(bits: int, start: int) -> Iterator[int]:

@@ -76,6 +76,11 @@ class Lanes:
         return len(self._requeued)
 
     @property
+    def has_urgent(self) -> bool:
+        """Whether interactive jobs wait beside others, which must not hold them up."""
+        return 0 in self._busy and len(self._busy) > 1
+
+    @property
     def work(self) -> tuple[float, float, float]:
         """Prompt tokens that wait in each class and that no neighbour computes."""
         work = [0.0] * NUM_CLASSES
@@ -153,6 +158,12 @@ class Lanes:
                 return job
             self._shares.skip(worker_id)
         return None
+
+    def urgent_for(self, worker_id: str, now: float) -> WaitingJob | None:
+        """Return the next interactive job that is bound to a worker, if there is one."""
+        if 0 not in self._busy:
+            return None
+        return self._next_of(0, worker_id, now, None)
 
     def is_bound(self, job: WaitingJob) -> bool:
         """Whether a job waits in the interactive lane, which has chosen its worker."""

@@ -132,10 +132,10 @@ class ModelDesk:
             if running is not None:
                 cost = self._accounts.cost(running.job, sequence)
                 self.lanes.adjust(running.job, cost - running.charged)
-                self.residency.arrived(worker_id, running.job.kv_key, running.depth)
+                self.residency.arrived(worker_id, running.job.kv_key)
         if worker.num_seqs == 0:
             for running in self._accounts.idle(worker_id):
-                self.residency.arrived(worker_id, running.job.kv_key, running.depth)
+                self.residency.arrived(worker_id, running.job.kv_key)
         self.lanes.refresh(worker_id)
         self._placement.wake(worker_id)
 
@@ -172,7 +172,7 @@ class ModelDesk:
         running = self._accounts.returned(worker_id, job.job_id)
         if running is not None:
             self.lanes.adjust(job, -running.charged)
-            self.residency.forget(worker_id, job.kv_key, running.depth)
+            self.residency.forget(worker_id, job.kv_key)
         self._placement.wake(worker_id)
 
     def take_hints(self) -> list[Hint]:
@@ -221,7 +221,7 @@ class ModelDesk:
         worker.reserve(job.job_id, job.cost)
         self.residency.dispatched(worker_id, job.kv_key)
         price = self._accounts.price(job, job.cost)
-        self._accounts.charged(worker_id, Running(job, price, 0))
+        self._accounts.charged(worker_id, Running(job, price))
         del self._waiting[job.job_id]
         return Dispatch(job, worker_id, job.cost)
 

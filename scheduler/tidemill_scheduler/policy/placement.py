@@ -136,10 +136,13 @@ class Placement:
         self._heap = []
 
     def _is_open(self, worker: Worker) -> bool:
-        is_silent = worker.heard_at < self._moment.silent_since
-        return worker.has_credit and not worker.is_draining and not is_silent
+        if worker.heard_at < self._moment.silent_since or worker.is_draining:
+            return False
+        return worker.has_credit or (self._lanes.has_urgent and worker.has_urgent_credit)
 
     def _next_for(self, worker: Worker) -> WaitingJob | None:
+        if not worker.has_credit:
+            return self._lanes.urgent_for(worker.info.worker_id, self._moment.now)
         yields = None if self._is_barren else partial(self._yields, thief=worker)
         return self._lanes.next_for(worker.info.worker_id, self._moment.now, yields)
 
@@ -158,15 +161,16 @@ class Placement:
     def _place(self, job: WaitingJob, target: Worker) -> Dispatch | None:
         depth = self._residency.depth(target.info.worker_id, job.kv_key)
         tokens = max(1, job.cost - depth * self._tokens_per_hash)
-        if not target.fits(job, tokens):
+        is_urgent = job.priority_class == 0 and self._lanes.has_urgent
+        if not target.fits(job, tokens, is_urgent=is_urgent):
             return None
         worker_id = target.info.worker_id
         price = self._accounts.price(job, tokens)
         is_bound = self._lanes.is_bound(job)
         self._lanes.take(job, worker_id, price, self._moment.now)
         del self._waiting[job.job_id]
-        self._residency.dispatched(worker_id, job.kv_key, depth)
-        self._accounts.charged(worker_id, Running(job, price, depth))
+        self._residency.dispatched(worker_id, job.kv_key)
+        self._accounts.charged(worker_id, Running(job, price))
         if not is_bound:
             self._hints.dispatched(job, worker_id)
         target.reserve(job.job_id, tokens)

@@ -6,6 +6,7 @@ from itertools import islice
 
 from tidemill.protocol.messages import KvEvents
 from tidemill_scheduler.policy.holder_index import HolderIndex, bits_from
+from tidemill_scheduler.policy.in_flight import InFlight
 from tidemill_scheduler.policy.routing_hashes import depth_within, hash_at, split_key
 from tidemill_scheduler.policy.worker_cache import WorkerCache
 
@@ -31,7 +32,7 @@ class Residency:
         self.group_depth = max(1, -(-GROUP_TOKENS // tokens_per_hash))
         self._caches: dict[str, WorkerCache] = {}
         self._resident = HolderIndex()
-        self._shadow = HolderIndex()
+        self._in_flight = InFlight()
         self._ids: list[str] = []
         self._free_slots: list[int] = []
 
@@ -49,7 +50,8 @@ class Residency:
         if cache is None:
             return
         self._resident.discard(cache.resident, cache.bit)
-        self._shadow.discard(cache.shadow, cache.bit)
+        for key in cache.in_flight:
+            self._in_flight.remove(key, cache.slot)
         heappush(self._free_slots, cache.slot)
 
     def apply(self, worker_id: str, events: KvEvents) -> bool:
@@ -77,46 +79,40 @@ class Residency:
         self._resident.add(cache.store(held), cache.bit)
         cache.seq = seq
 
-    def dispatched(self, worker_id: str, key: bytes, depth: int = 0) -> None:
-        """Count a job that is sent to a worker, until it arrives there or is forgotten.
-
-        Its first ``depth`` hashes are there already, or on their way, and need not be counted.
-        """
+    def dispatched(self, worker_id: str, key: bytes) -> None:
+        """Count a job that is sent to a worker, until it arrives there or is forgotten."""
         cache = self._caches[worker_id]
-        self._shadow.add(cache.expect(split_key(key, depth)), cache.bit)
+        cache.expect(key)
+        self._in_flight.add(key, cache.slot)
 
-    def arrived(self, worker_id: str, key: bytes, depth: int = 0) -> None:
+    def arrived(self, worker_id: str, key: bytes) -> None:
         """Note that a job that was sent shows in the worker's own account from now on.
 
-        ``depth`` is what ``dispatched`` was told.  A worker that sends no events is believed to
-        hold the job's prefixes.
+        A worker that sends no events is believed to hold the job's prefixes.
         """
         cache = self._caches.get(worker_id)
-        if cache is None:
-            return
-        if cache.is_blind:
+        if cache is not None and cache.is_blind:
             digests = split_key(key)
             self._resident.add(cache.store(digests), cache.bit)
             self._resident.discard(cache.evict(cache.guess(digests)), cache.bit)
-        self._shadow.discard(cache.settle(split_key(key, depth)), cache.bit)
+        self.forget(worker_id, key)
 
-    def forget(self, worker_id: str, key: bytes, depth: int = 0) -> None:
+    def forget(self, worker_id: str, key: bytes) -> None:
         """Note that a job that was sent will leave nothing in the worker's cache."""
         cache = self._caches.get(worker_id)
-        if cache is not None:
-            self._shadow.discard(cache.settle(split_key(key, depth)), cache.bit)
+        if cache is not None and cache.settle(key):
+            self._in_flight.remove(key, cache.slot)
 
     def depth(self, worker_id: str, key: bytes, near: int | None = None) -> int:
         """Return how many leading hashes of ``key`` the worker holds or is about to.
 
         ``near`` is a guess that saves look-ups where it is right.  Raises ``KeyError``.
         """
-        cache = self._caches[worker_id]
-        return depth_within(key, cache.resident, cache.shadow, near)
+        return self._caches[worker_id].depth(key, near)
 
     def resident_depth(self, worker_id: str, key: bytes) -> int:
         """Return how many leading hashes of ``key`` the worker holds; raises ``KeyError``."""
-        return depth_within(key, self._caches[worker_id].resident, ())
+        return depth_within(key, self._caches[worker_id].resident)
 
     def holders(self, key: bytes, least_depth: int) -> list[tuple[str, int]]:
         """Return up to ``MAX_HOLDERS`` workers with at least so many leading hashes of ``key``.
@@ -124,17 +120,12 @@ class Residency:
         Each with its depth, the deepest first.  Which of many equally deep ones depends on the
         key, so that different prompts with a common beginning do not all see the same few.
         """
-        found: list[tuple[str, int]] = []
-        seen = 0
         least_depth = max(1, least_depth)
-        depth = depth_within(key, self._resident.bits, self._shadow.bits)
-        while depth >= least_depth and len(found) < MAX_HOLDERS:
-            fresh = self._bits_at(key, depth) & ~seen
-            ids = islice(self._ids_from(fresh, key), MAX_HOLDERS - len(found))
-            found += [(worker_id, depth) for worker_id in ids]
-            seen |= fresh
-            depth = self._deepest_of_others(key, least_depth, depth - 1, seen)
-        return found
+        depths = self._resident_holders(key, least_depth)
+        for slot, depth in self._in_flight.depths(key, least_depth, MAX_HOLDERS).items():
+            depths[slot] = max(depth, depths.get(slot, 0))
+        best = sorted(depths.items(), key=lambda item: -item[1])[:MAX_HOLDERS]
+        return [(self._ids[slot], depth) for slot, depth in best]
 
     def warming(self, key: bytes, depth: int) -> str | None:
         """Return a worker to which jobs bring the first ``depth`` hashes of ``key``.
@@ -144,8 +135,21 @@ class Residency:
         digest = hash_at(key, depth)
         if digest in self._resident.bits:
             return None
-        bits = self._shadow.bits.get(digest, 0)
-        return self._ids[next(bits_from(bits, 0))] if bits else None
+        slot = self._in_flight.first_with(key, depth)
+        return None if slot is None else self._ids[slot]
+
+    def _resident_holders(self, key: bytes, least_depth: int) -> dict[int, int]:
+        """Depths by slot of those whose caches hold most of ``key``."""
+        found: dict[int, int] = {}
+        seen = 0
+        depth = depth_within(key, self._resident.bits)
+        while depth >= least_depth and len(found) < MAX_HOLDERS:
+            fresh = self._bits_at(key, depth) & ~seen
+            slots = islice(self._slots_from(fresh, key), MAX_HOLDERS - len(found))
+            found.update((slot, depth) for slot in slots)
+            seen |= fresh
+            depth = self._deepest_of_others(key, least_depth, depth - 1, seen)
+        return found
 
     def _see(self, cache: WorkerCache) -> None:
         self._resident.discard(cache.see(), cache.bit)
@@ -166,9 +170,7 @@ class Residency:
         return low
 
     def _bits_at(self, key: bytes, depth: int) -> int:
-        digest = hash_at(key, depth)
-        return self._resident.bits.get(digest, 0) | self._shadow.bits.get(digest, 0)
+        return self._resident.bits.get(hash_at(key, depth), 0)
 
-    def _ids_from(self, bits: int, key: bytes) -> Iterator[str]:
-        start = int.from_bytes(key[-8:]) % len(self._ids)
-        return (self._ids[slot] for slot in bits_from(bits, start))
+    def _slots_from(self, bits: int, key: bytes) -> Iterator[int]:
+        return bits_from(bits, int.from_bytes(key[-8:]) % len(self._ids))

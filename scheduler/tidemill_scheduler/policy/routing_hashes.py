@@ -7,10 +7,15 @@ from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 Digests = Container[bytes]
 
 
-def split_key(key: bytes, depth: int = 0) -> list[bytes]:
-    """Return the hashes of ``key`` behind the first ``depth`` ones."""
+def split_key(key: bytes) -> list[bytes]:
+    """Return the hashes of ``key``."""
     width = ROUTING_HASH_BYTES
-    return [key[start : start + width] for start in range(depth * width, len(key), width)]
+    return [key[start : start + width] for start in range(0, len(key), width)]
+
+
+def prefix_of(key: bytes, depth: int) -> bytes:
+    """Return the first ``depth`` hashes of ``key``."""
+    return key[: depth * ROUTING_HASH_BYTES]
 
 
 def hash_at(key: bytes, depth: int) -> bytes:
@@ -35,25 +40,20 @@ def shared_depth(one: bytes, other: bytes) -> int:
     return low
 
 
-def depth_within(key: bytes, one: Digests, other: Digests, near: int | None = None) -> int:
-    """Return how many leading hashes of ``key`` are in one of two prefix-closed collections.
+def depth_within(key: bytes, digests: Digests, least: int = 0, near: int | None = None) -> int:
+    """Return how many leading hashes of ``key`` are in a prefix-closed collection.
 
-    Takes log2 of the key's depth in look-ups, or two where ``near`` is right already.
+    ``least`` are known to be of use anyway: the result is that at least.  Takes log2 of the key's
+    depth in look-ups, or two where ``near`` is right already.
     """
-    low, high = 0, len(key) // ROUTING_HASH_BYTES
-    if near is not None and near <= high:
-        end = near * ROUTING_HASH_BYTES
-        here, beyond = key[end - ROUTING_HASH_BYTES : end], key[end : end + ROUTING_HASH_BYTES]
-        if near and here not in one and here not in other:
-            high = near - 1
-        elif beyond not in one and beyond not in other:
-            return near
-        else:
-            low = near + 1
+    low, high = least, len(key) // ROUTING_HASH_BYTES
+    # A step beyond the guess first: most guesses are still right.
+    probes = [] if near is None else [near + 1, near]
     while low < high:
-        middle = (low + high + 1) // 2
-        digest = key[(middle - 1) * ROUTING_HASH_BYTES : middle * ROUTING_HASH_BYTES]
-        if digest in one or digest in other:
+        middle = probes.pop() if probes else (low + high + 1) // 2
+        if not low < middle <= high:
+            continue
+        if key[(middle - 1) * ROUTING_HASH_BYTES : middle * ROUTING_HASH_BYTES] in digests:
             low = middle
         else:
             high = middle - 1

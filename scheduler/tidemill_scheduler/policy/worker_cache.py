@@ -1,11 +1,14 @@
 """What the daemon believes to be in one worker's prefix cache."""
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from tidemill_scheduler.policy.routing_hashes import depth_within, shared_depth
+
 
 class WorkerCache:
-    """Routing hashes of one worker: those it has, and the shadow of what is on its way to it.
+    """Routing hashes that one worker has, and the keys of the jobs that bring it others.
 
     A worker that sends no events is *blind*: what arrived there is taken to be held, as many
     hashes as its cache has room for, the least recently used leaving first.
@@ -18,8 +21,8 @@ class WorkerCache:
         #: Number of the last batch of events that ``resident`` includes.
         self.seq = 0
         self.resident: set[bytes] = set()
-        #: Jobs on their way by the hashes they will leave in the cache.
-        self.shadow: dict[bytes, int] = {}
+        #: Keys of the jobs that are on their way or run there, sorted.
+        self.in_flight: list[bytes] = []
         self._capacity = max(1, capacity_hashes)
         self._recency: OrderedDict[bytes, None] | None = OrderedDict()
 
@@ -35,18 +38,16 @@ class WorkerCache:
             guessed, self.resident, self._recency = self.resident, set(), None
         return guessed
 
-    def store(self, digests: Iterable[bytes]) -> list[bytes]:
+    def store(self, digests: Iterable[bytes]) -> set[bytes]:
         """Add what the cache has got; return what is new."""
-        resident = self.resident
-        fresh = [digest for digest in dict.fromkeys(digests) if digest not in resident]
-        resident.update(fresh)
+        fresh = set(digests).difference(self.resident)
+        self.resident.update(fresh)
         return fresh
 
-    def evict(self, digests: Iterable[bytes]) -> list[bytes]:
+    def evict(self, digests: Iterable[bytes]) -> set[bytes]:
         """Remove what the cache has lost; return what it had of that."""
-        resident = self.resident
-        lost = [digest for digest in dict.fromkeys(digests) if digest in resident]
-        resident.difference_update(lost)
+        lost = self.resident.intersection(digests)
+        self.resident.difference_update(lost)
         return lost
 
     def guess(self, digests: Sequence[bytes]) -> list[bytes]:
@@ -60,24 +61,21 @@ class WorkerCache:
         num_over = len(self._recency) - self._capacity
         return [self._recency.popitem(last=False)[0] for _ in range(num_over)]
 
-    def expect(self, digests: Iterable[bytes]) -> list[bytes]:
-        """Count a job that is on its way; return the hashes it is the first to bring."""
-        shadow, fresh = self.shadow, []
-        for digest in digests:
-            count = shadow.get(digest, 0)
-            shadow[digest] = count + 1
-            if not count:
-                fresh.append(digest)
-        return fresh
+    def expect(self, key: bytes) -> None:
+        """Note a job that is on its way."""
+        insort(self.in_flight, key)
 
-    def settle(self, digests: Iterable[bytes]) -> list[bytes]:
-        """Uncount a job that was on its way; return the hashes that no other one brings."""
-        shadow, gone = self.shadow, []
-        for digest in digests:
-            count = shadow.get(digest, 0)
-            if count > 1:
-                shadow[digest] = count - 1
-            elif count:
-                del shadow[digest]
-                gone.append(digest)
-        return gone
+    def settle(self, key: bytes) -> bool:
+        """Forget a job that was on its way; false if it was not."""
+        position = bisect_left(self.in_flight, key)
+        if position == len(self.in_flight) or self.in_flight[position] != key:
+            return False
+        del self.in_flight[position]
+        return True
+
+    def depth(self, key: bytes, near: int | None = None) -> int:
+        """Return how many leading hashes of ``key`` are there or on their way."""
+        position = bisect_left(self.in_flight, key)
+        neighbours = self.in_flight[max(0, position - 1) : position + 1]
+        shared = max((shared_depth(key, other) for other in neighbours), default=0)
+        return depth_within(key, self.resident, shared, near)
