@@ -1,7 +1,7 @@
 """What one worker can still take: credit in tokens, sequence slots and KV blocks."""
 
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
 from tidemill_scheduler.jobs import WaitingJob, entry_number
@@ -22,8 +22,7 @@ QUEUE_SHARE = 8
 _SETTLED_STATUSES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
+class _InFlight(NamedTuple):
     tokens: int
     command: tuple[int, int] | None = None
     sent_at: float | None = None

@@ -1,14 +1,13 @@
 """What jobs that are under way were charged to their tenants, until their true cost is known."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tidemill.protocol.messages import FinishedSequence
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy.output_lengths import OutputLengths
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(NamedTuple):
     """A job that went to a worker, and what its tenant was charged."""
 
     job: WaitingJob

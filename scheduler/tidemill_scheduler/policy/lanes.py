@@ -53,6 +53,8 @@ class Lanes:
         self._settings = settings
         self._weight_of = weight_of
         self._lines: SortedDict[int, TenantLine] = SortedDict()
+        # The same by class, in order of priority.
+        self._by_rank: list[list[tuple[int, TenantLine]]] = [[] for _ in range(NUM_CLASSES)]
         self._ageing = Ageing(waiting, age_seconds)
         self._shares: DeficitRoundRobin[int, str] = DeficitRoundRobin(settings.class_quantum)
         # All classes take part from the start, those without jobs keep their places.
@@ -104,6 +106,7 @@ class Lanes:
         rank = class_of(job.priority)
         if job.priority not in self._lines:
             self._lines[job.priority] = self._make_line()
+            self._sort_out()
         self._busy.add(rank)
         self._num_jobs[rank] += 1
         self.tokens[rank] += job.cost
@@ -204,12 +207,11 @@ class Lanes:
             risen = self._risen(self._head, now)
             if risen is not None:
                 yield self._lines[risen]
-        lines = self._lines.items()
-        yield from (line for priority, line in lines if line and class_of(priority) == rank)
+        yield from (line for _, line in self._by_rank[rank] if line)
 
     def _first_of(self, rank: int) -> int:
         """The integer that goes first in a class that has jobs."""
-        return int(next(p for p, line in self._lines.items() if class_of(p) == rank and line))
+        return next(priority for priority, line in self._by_rank[rank] if line)
 
     def _risen(self, priority: int, now: float) -> int | None:
         """The priority that is to get a turn although another one is ahead of it."""
@@ -232,8 +234,19 @@ class Lanes:
         self.tokens[rank] -= job.cost
         if not self._lines[job.priority] and len(self._lines) > _MAX_LINES:
             del self._lines[job.priority]
+            self._sort_out()
         if not self._num_jobs[rank]:
             self._busy.discard(rank)
+
+    def _sort_out(self) -> None:
+        self._by_rank = [
+            [
+                (priority, line)
+                for priority, line in self._lines.items()
+                if class_of(priority) == rank
+            ]
+            for rank in range(NUM_CLASSES)
+        ]
 
     def _make_line(self) -> TenantLine:
         lane = InteractiveLane(self._residency, self._fleet)

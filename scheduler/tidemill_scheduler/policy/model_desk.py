@@ -69,7 +69,6 @@ class ModelDesk:
             self._accounts,
             self._hints,
             tokens_per_hash=tokens_per_hash,
-            group_depth=group_depth,
         )
         self._quarantine = Quarantine()
         self._large = LargeJobs()

@@ -49,7 +49,6 @@ class Placement:
         hints: Hints,
         *,
         tokens_per_hash: int,
-        group_depth: int,
     ) -> None:
         self._waiting = waiting
         self._accounts = accounts
@@ -58,11 +57,12 @@ class Placement:
         self._fleet = fleet
         self._residency = residency
         self._tokens_per_hash = tokens_per_hash
-        self._group_depth = group_depth
         # Workers to look at, and those that found nothing although they have room.
         self._ready: dict[str, None] = {}
         self._idle: dict[str, None] = {}
         self._heap: list[tuple[bool, float, str]] = []
+        # The last job of the batch lane that each worker got in this run.
+        self._walked: dict[str, WaitingJob] = {}
         self._moment = Moment(0.0, 0.0, 0.0)
         # Set when the least loaded worker found nothing to take over: then nobody would.
         self._is_barren = False
@@ -134,6 +134,9 @@ class Placement:
         rest = self._ready if len(self._lanes) else self._idle
         rest.update((worker_id, None) for _, _, worker_id in self._heap)
         self._heap = []
+        for worker_id, job in self._walked.items():
+            self._hints.dispatched(job, worker_id)
+        self._walked.clear()
 
     def _is_open(self, worker: Worker) -> bool:
         if worker.heard_at < self._moment.silent_since or worker.is_draining:
@@ -147,12 +150,11 @@ class Placement:
         return self._lanes.next_for(worker.info.worker_id, self._moment.now, yields)
 
     def _target_of(self, job: WaitingJob, worker: Worker) -> Worker:
-        target = self._home_of(job, worker) or worker
-        if target.can_hold(job) and target.info.worker_id != job.last_worker:
-            return target
+        if worker.can_hold(job) and worker.info.worker_id != job.last_worker:
+            return worker
         others = (w for w in self._fleet if self._is_open(w) and w.fits(job, self.uncached(job, w)))
         fresh_since = self._moment.fresh_since
-        return min(others, key=lambda w: reluctance(w, job, fresh_since), default=target)
+        return min(others, key=lambda w: reluctance(w, job, fresh_since), default=worker)
 
     def _set_aside(self, job: WaitingJob) -> None:
         self._lanes.remove(job)
@@ -172,28 +174,9 @@ class Placement:
         self._residency.dispatched(worker_id, job.kv_key)
         self._accounts.charged(worker_id, Running(job, price))
         if not is_bound:
-            self._hints.dispatched(job, worker_id)
+            self._walked[worker_id] = job
         target.reserve(job.job_id, tokens)
         return Dispatch(job, worker_id, tokens)
-
-    def _home_of(self, job: WaitingJob, worker: Worker) -> Worker | None:
-        """The worker that has the job's prefix, if it has time and no walk to interrupt."""
-        key = job.kv_key
-        has_it = self._residency.depth(worker.info.worker_id, key) >= self._group_depth
-        if has_it or self._lanes.is_bound(job):
-            return None
-        for worker_id, _ in self._residency.holders(key, self._group_depth):
-            home = self._fleet.get(worker_id)
-            if home is not None and self._is_free(home, worker, job):
-                return home
-        return None
-
-    def _is_free(self, home: Worker, worker: Worker, job: WaitingJob) -> bool:
-        if not self._is_open(home) or self._gives_way(home, worker):
-            return False
-        if self._lanes.walks(home.info.worker_id) is not None:
-            return False
-        return home.fits(job, self.uncached(job, home))
 
     def _yields(self, owner_id: str, thief: Worker) -> bool:
         owner = self._fleet.get(owner_id)

@@ -14,7 +14,7 @@ from tidemill_scheduler.policy.settings import PolicySettings
 from tidemill_scheduler.workers import Worker
 
 #: Decisions of one tick.
-MAX_PER_TICK = 256
+MAX_PER_TICK = 128
 
 _DEFAULT_SETTINGS = PolicySettings()
 
