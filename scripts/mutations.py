@@ -95,7 +95,7 @@ MUTATIONS = (
     Mutation(
         "submit does not see that the job exists",
         f"{_LUA}/1_submit.lua",
-        "if redis.call('EXISTS', K[1]) == 1 then return {0, A[1], level, run_id} end",
+        "if redis.call('EXISTS', K[1]) == 1 then return {0, A[1], level, run_id, -1} end",
         "",
         (f"{_FUNCTIONS}::test_submitting_the_same_id_again_creates_one_job", _MODEL),
     ),
