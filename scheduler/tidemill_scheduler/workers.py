@@ -52,6 +52,10 @@ class Worker:
         self._reported_seqs = 0
         self._reported_free = info.num_blocks
         self._reported_command = entry_number("0-0")
+        # Prompt tokens that it may hold at most.
+        self._most_tokens = MAX_STEPS_AHEAD * info.max_num_batched_tokens
+        #: Uncached tokens up to which it gets more work: what it computes in one round trip.
+        self.credit = info.max_num_batched_tokens
         #: How many sequences more than an idle worker it may hold before it counts as crowded.
         self.seq_slack = max(1, info.max_num_seqs // QUEUE_SHARE)
         #: Tokens that its KV pool can hold.
@@ -86,19 +90,6 @@ class Worker:
             self.outstanding_tokens / self.info.max_num_batched_tokens
             + self.num_seqs / self.info.max_num_seqs
         )
-
-    @property
-    def credit(self) -> int:
-        """Uncached tokens up to which it gets more work: what it computes in one round trip.
-
-        A command is acknowledged after the step that was running when it came, so the round trip
-        takes a whole number of steps, from one step upwards; half a step is noise.
-        """
-        budget = self.info.max_num_batched_tokens
-        if self.ack_seconds is None or not self._step_seconds:
-            return budget
-        num_steps = ceil(self.ack_seconds / self._step_seconds - 0.5)
-        return budget * min(max(num_steps, 1), MAX_STEPS_AHEAD)
 
     @property
     def has_credit(self) -> bool:
@@ -168,35 +159,35 @@ class Worker:
             self.drop(job_id)
         if times := [sent_at for sent_at in covered.values() if sent_at is not None]:
             self.ack_seconds = _mean(self.ack_seconds, now - min(times), _ACK_SHARE)
+        self.credit = self._credit()
         is_settled = not (self._in_flight or status.num_waiting or status.waiting_tokens)
         self._num_settled = self._num_settled + 1 if is_settled else 0
 
-    @property
-    def _most_tokens(self) -> int:
-        return MAX_STEPS_AHEAD * self.info.max_num_batched_tokens
+    def _credit(self) -> int:
+        """A command is acknowledged after the step that was running when it came.
+
+        So the round trip takes a whole number of steps, from one step upwards; half a step is
+        noise.
+        """
+        budget = self.info.max_num_batched_tokens
+        if self.ack_seconds is None or not self._step_seconds:
+            return budget
+        num_steps = ceil(self.ack_seconds / self._step_seconds - 0.5)
+        return budget * min(max(num_steps, 1), MAX_STEPS_AHEAD)
 
     def _has_room(self, tokens: int, limit: int) -> bool:
-        num_seqs = self.num_seqs
+        # Asked for several times in each decision, hence without helpers.
+        num_seqs = self._reported_seqs + len(self._in_flight)
         if num_seqs == 0:
             return True
-        return (
-            num_seqs < self.info.max_num_seqs + self.seq_slack
-            and self._has_tokens(tokens, limit)
-            and self._blocks(tokens) <= self._free_blocks()
-        )
-
-    def _has_tokens(self, tokens: int, limit: int) -> bool:
-        outstanding = self.outstanding_tokens
-        if outstanding == 0:
-            return True
-        return outstanding < limit and outstanding + tokens <= self._most_tokens
-
-    def _blocks(self, tokens: int) -> int:
-        # One more than the prompt fills, for the tokens to come.
-        return -(-tokens // self.info.block_size) + 1
-
-    def _free_blocks(self) -> int:
-        return self._reported_free - -(-self.outstanding_tokens // self.info.block_size)
+        if num_seqs >= self.info.max_num_seqs + self.seq_slack:
+            return False
+        outstanding = self._reported_tokens + self._in_flight_tokens
+        if outstanding and (outstanding >= limit or outstanding + tokens > self._most_tokens):
+            return False
+        # One block more than the prompt fills, for the tokens to come.
+        size = self.info.block_size
+        return -(-tokens // size) - -(-outstanding // size) < self._reported_free
 
 
 def _mean(known: float | None, new: float, share: float) -> float:
