@@ -54,10 +54,11 @@ class Hints:
         self._pending: dict[str, dict[bytes, int]] = {}
 
     def dispatched(self, job: WaitingJob, worker_id: str) -> None:
-        """Note that a job went to a worker: has it more of the same prefix to come?"""
-        # Jobs that were given back are walked apart, and do not end the walk of their line.
-        if job.attempts:
-            return
+        """Note that a job of the batch lane went to a worker: has it more of a prefix to come?
+
+        Of several jobs at a time the last one is enough.  Not for jobs that were given back: they
+        are walked apart.
+        """
         hinted = self._workers.setdefault(worker_id, _Hinted())
         others = [walk for walk in hinted.walks.values() if _line_of(walk.job) != _line_of(job)]
         for walk in others:

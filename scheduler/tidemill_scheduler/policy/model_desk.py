@@ -132,6 +132,8 @@ class ModelDesk:
                 cost = self._accounts.cost(running.job, sequence)
                 self.lanes.adjust(running.job, cost - running.charged)
                 self.residency.arrived(worker_id, running.job.kv_key)
+                computed = max(0, running.job.cost - sequence.cached_tokens)
+                self._hints.computed(worker, computed + sequence.output_tokens)
         if worker.num_seqs == 0:
             for running in self._accounts.idle(worker_id):
                 self.residency.arrived(worker_id, running.job.kv_key)

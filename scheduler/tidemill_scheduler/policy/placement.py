@@ -61,9 +61,8 @@ class Placement:
         self._ready: dict[str, None] = {}
         self._idle: dict[str, None] = {}
         self._heap: list[tuple[bool, float, str]] = []
-        # What each worker got in this run: the last job of the batch lane, else any; the tokens of
-        # all; and whether there was none of the batch lane.
-        self._given: dict[str, tuple[WaitingJob, int, bool]] = {}
+        # The last job of the batch lane that each worker got in this run.
+        self._walked: dict[str, WaitingJob] = {}
         self._moment = Moment(0.0, 0.0, 0.0)
         # Set when the least loaded worker found nothing to take over: then nobody would.
         self._is_barren = False
@@ -135,9 +134,9 @@ class Placement:
         rest = self._ready if len(self._lanes) else self._idle
         rest.update((worker_id, None) for _, _, worker_id in self._heap)
         self._heap = []
-        for worker_id, (job, tokens, is_bound) in self._given.items():
-            self._hints.dispatched(job, self._fleet[worker_id], tokens, is_bound=is_bound)
-        self._given.clear()
+        for worker_id, job in self._walked.items():
+            self._hints.dispatched(job, worker_id)
+        self._walked.clear()
 
     def _is_open(self, worker: Worker) -> bool:
         if worker.heard_at < self._moment.silent_since or worker.is_draining:
@@ -174,14 +173,10 @@ class Placement:
         del self._waiting[job.job_id]
         self._residency.dispatched(worker_id, job.kv_key)
         self._accounts.charged(worker_id, Running(job, price))
-        self._note(job, worker_id, tokens, is_bound=is_bound)
+        if not (is_bound or job.attempts):
+            self._walked[worker_id] = job
         target.reserve(job.job_id, tokens)
         return Dispatch(job, worker_id, tokens)
-
-    def _note(self, job: WaitingJob, worker_id: str, tokens: int, *, is_bound: bool) -> None:
-        known, given, is_none_walked = self._given.get(worker_id, (job, 0, True))
-        last = known if is_bound else job
-        self._given[worker_id] = (last, given + tokens, is_none_walked and is_bound)
 
     def _yields(self, owner_id: str, thief: Worker) -> bool:
         owner = self._fleet.get(owner_id)
