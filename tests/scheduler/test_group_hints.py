@@ -73,7 +73,7 @@ def test_a_group_is_hinted_once_and_dropped_when_its_last_job_went_out() -> None
         told.append(desk.serve())
         told.append(desk.end())
 
-    assert [each for each in told if each][0][ANCHOR] > 0
+    assert next(each for each in told if each)[ANCHOR] > 0
     assert [each for each in told if each][-1] == {ANCHOR: 0}
     assert sum(map(len, told)) == 2
 
