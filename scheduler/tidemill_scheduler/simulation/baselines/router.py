@@ -2,12 +2,20 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from tidemill.protocol.messages import KvEvents, KvSnapshot, WorkerInfo, WorkerStatus
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES, ROUTING_STRIDE
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy.placement import Dispatch
 from tidemill_scheduler.simulation.baselines.backend import Backend
+
+
+class _Route(NamedTuple):
+    """The worker in whose queue a job waits, and what it was to compute when it came there."""
+
+    backend: Backend
+    tokens: int
 
 
 class Router:
@@ -21,7 +29,7 @@ class Router:
         self.backends: dict[str, Backend] = {}
         self._unrouted: deque[WaitingJob] = deque()
         self._waiting: dict[str, WaitingJob] = {}
-        self._home: dict[str, Backend] = {}
+        self._routes: dict[str, _Route] = {}
         self._ready: dict[str, None] = {}
         self._is_blocked = False
         self.is_unfinished = False
@@ -63,11 +71,10 @@ class Router:
         job = self._waiting.pop(job_id, None)
         if job is None:
             return False
-        backend = self._home.pop(job_id, None)
-        if backend is None:
-            self._unrouted.remove(job)
+        if job_id in self._routes:
+            self._leave(job)
         else:
-            self._leave(job, backend)
+            self._unrouted.remove(job)
         return True
 
     def add_worker(self, info: WorkerInfo, now: float) -> None:
@@ -80,7 +87,7 @@ class Router:
         backend = self.backends.pop(worker_id)
         self._ready.pop(worker_id, None)
         for job in reversed(backend.queue):
-            del self._home[job.job_id]
+            del self._routes[job.job_id]
             self._unrouted.appendleft(job)
         self._is_blocked = False
 
@@ -145,9 +152,10 @@ class Router:
                 self._is_blocked = True
                 return
             self._unrouted.popleft()
-            self._home[job.job_id] = backend
+            tokens = self.uncached(job, backend)
+            self._routes[job.job_id] = _Route(backend, tokens)
             backend.queue.append(job)
-            backend.queued_tokens += job.cost
+            backend.queued_tokens += tokens
             self._ready[backend.info.worker_id] = None
             self.routed(job, backend)
 
@@ -157,18 +165,19 @@ class Router:
             tokens = self.uncached(job, backend)
             if not backend.worker.fits(job, tokens):
                 return
-            self._leave(job, backend)
-            del self._home[job.job_id], self._waiting[job.job_id]
+            self._leave(job)
+            del self._waiting[job.job_id]
             backend.worker.reserve(job.job_id, tokens)
             backend.running[job.job_id] = (job, tokens)
             yield Dispatch(job, backend.info.worker_id, tokens)
 
-    def _leave(self, job: WaitingJob, backend: Backend) -> None:
+    def _leave(self, job: WaitingJob) -> None:
+        backend, tokens = self._routes.pop(job.job_id)
         if backend.queue[0] is job:
             backend.queue.popleft()
         else:
             backend.queue.remove(job)
-        backend.queued_tokens -= job.cost
+        backend.queued_tokens -= tokens
 
 
 def _digests(data: bytes) -> Iterator[bytes]:
