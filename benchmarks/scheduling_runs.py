@@ -70,8 +70,11 @@ class Spec:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to; ``bulk_rate`` are prompt tokens a second of the batch class that went
-    out until the last online job came, 0 in a run without online jobs."""
+    """What a run came to.
+
+    ``bulk_rate`` are prompt tokens of the batch class that went out in a second while online jobs
+    came and bulk waited, 0 in a run without online jobs.
+    """
 
     report: Report
     bulk_rate: float
@@ -146,6 +149,7 @@ class _BulkMeter:
         self._policy = policy
         self._until = until
         self._tokens = 0
+        self._last_at = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policy, name)
@@ -153,11 +157,13 @@ class _BulkMeter:
     @property
     def rate(self) -> float:
         """Prompt tokens a second, those found in caches included."""
-        return self._tokens / self._until if self._until else 0.0
+        return self._tokens / self._last_at if self._last_at else 0.0
 
     def tick(self, now: float) -> Sequence[Dispatch]:
         """Decide, and count."""
         dispatches = self._policy.tick(now)
-        if now <= self._until:
-            self._tokens += sum(d.job.cost for d in dispatches if d.job.priority > 0)
+        tokens = sum(d.job.cost for d in dispatches if d.job.priority > 0)
+        if tokens and now <= self._until:
+            self._tokens += tokens
+            self._last_at = now
         return dispatches

@@ -77,6 +77,8 @@ def _table(cost: StepCost, steps: list[StepFeatures]) -> Table:
         title=f"Cost of a step, fitted to {len(steps):,}",
         caption=f"Median error {statistics.median(errors) * 100:.1f} % of a step,"
         f" p90 {errors[int(0.9 * (len(errors) - 1))] * 100:.1f} %.",
+        # As wide as its title, so that neither breaks.
+        min_width=60,
         title_justify="left",
         caption_justify="left",
     )

@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tidemill.protocol.errors import ConfigError
 from tidemill_scheduler.simulation.report import Report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".png", ".pdf")
 
@@ -27,7 +31,16 @@ def check_plot_path(path: Path) -> None:
 
 def save_plot(reports: Mapping[str, Report], path: Path, *, is_bulk: bool) -> None:
     """Draw hit rates beside makespans, or beside times to the first token, of each policy."""
-    from matplotlib.figure import Figure  # an extra, and slow to load
+    from matplotlib import rc_context  # an extra, and slow to load
+
+    # No date inside and no random ids, so that the same run writes the same file.
+    metadata = {"Date": None} if path.suffix == ".svg" else {}
+    with rc_context({"svg.hashsalt": "tidemill"}):
+        _draw(reports, is_bulk=is_bulk).savefig(path, metadata=metadata)
+
+
+def _draw(reports: Mapping[str, Report], *, is_bulk: bool) -> "Figure":
+    from matplotlib.figure import Figure  # see save_plot
 
     names, values = list(reports), list(reports.values())
     figure = Figure(figsize=(10, 0.6 + 0.45 * len(names) + 0.8), layout="constrained")
@@ -45,6 +58,4 @@ def save_plot(reports: Mapping[str, Report], path: Path, *, is_bulk: bool) -> No
     right.bar_label(bars, fmt="%.3g", padding=3)
     right.margins(x=0.12)
     figure.suptitle(f"{values[0].workload}, {values[0].num_workers:,} workers")
-    # No date inside, so that the same run writes the same file.
-    metadata = {"Date": None} if path.suffix == ".svg" else {}
-    figure.savefig(path, metadata=metadata)
+    return figure
