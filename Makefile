@@ -14,10 +14,10 @@ BROKER_TESTS := tests/protocol tests/sdk tests/scheduler tests/worker tests/cras
 export OMP_WAIT_POLICY ?= passive
 export GOMP_SPINCOUNT  ?= 0
 
-.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check bench bench-queue bench-rag chaos soak clean
+.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check bench bench-queue bench-rag bench-scheduling bench-daemon chaos soak clean
 
 help: ## Show this help
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 demo: $(STAMP) ## Answer prompts with a real model, through the queue (ARGS="--kill-worker")
 	@$(BIN)/tidemill demo $(ARGS)
@@ -72,6 +72,12 @@ bench-queue: $(STAMP) ## What each queue function costs beside plain pipelines, 
 
 bench-rag: $(STAMP) ## Prefill tokens of 2,000 RAG jobs in prefix and FIFO order (ARGS="--jobs 100 --data FILE")
 	@$(BIN)/python benchmarks/rag_e2e.py $(ARGS)
+
+bench-scheduling: $(STAMP) ## Orders and placements in simulated clusters (long; ARGS="--only rag" or "--quick")
+	@$(BIN)/python benchmarks/scheduling.py $(ARGS)
+
+bench-daemon: $(STAMP) ## What the scheduler's decisions cost, in time and memory (ARGS="--jobs 10000")
+	@$(BIN)/python benchmarks/daemon_cost.py $(ARGS)
 
 clean: ## Remove the virtual environment and caches
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
