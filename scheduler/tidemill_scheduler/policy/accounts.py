@@ -8,10 +8,10 @@ from tidemill_scheduler.policy.output_lengths import OutputLengths
 
 
 class Running(NamedTuple):
-    """A job that went to a worker, and what its tenant was charged."""
+    """A job that went to a worker, and what its tenant was charged; None if it was not."""
 
     job: WaitingJob
-    charged: float
+    charged: float | None
 
 
 class Accounts:

@@ -166,6 +166,11 @@ class DeficitRoundRobin(Generic[Key, Server]):
         share.idle_since = self._rounds
         self._remember(share)
 
+    def owes(self, key: Key) -> bool:
+        """Whether a key has used so much that it passes its next turn."""
+        share = self._shares.get(key)
+        return share is not None and share.carry + share.portion <= 0
+
     def skip(self, server: Server) -> None:
         """End a server's visit because the key has nothing for it.
 

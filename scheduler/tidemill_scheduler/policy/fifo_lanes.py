@@ -55,9 +55,10 @@ class FifoLanes:
             del tenants[job.tenant]
         self.tokens[job.priority_class] -= job.cost
 
-    def take(self, job: WaitingJob, worker_id: str, tokens: float, now: float) -> None:
-        """Take a job out for a worker."""
+    def take(self, job: WaitingJob, worker_id: str, tokens: float, now: float) -> bool:
+        """Take a job out for a worker; returns that nobody is charged."""
         self.remove(job)
+        return False
 
     def adjust(self, job: WaitingJob, tokens: float) -> None:
         """Nobody has an account here."""

@@ -79,8 +79,11 @@ class Lanes:
 
     @property
     def has_urgent(self) -> bool:
-        """Whether interactive jobs wait beside others, which must not hold them up."""
-        return 0 in self._busy and len(self._busy) > 1
+        """Whether interactive jobs wait beside others, which must not hold them up.
+
+        Not where their class has used more than its share: then the others go first.
+        """
+        return 0 in self._busy and len(self._busy) > 1 and not self._shares.owes(0)
 
     @property
     def work(self) -> tuple[float, float, float]:
@@ -125,19 +128,23 @@ class Lanes:
         self._lines[job.priority].remove(job)
         self._left(job)
 
-    def take(self, job: WaitingJob, worker_id: str, tokens: float, now: float) -> None:
-        """Take a job out for a worker, at so many tokens to the account of class and tenant."""
+    def take(self, job: WaitingJob, worker_id: str, tokens: float, now: float) -> bool:
+        """Take a job out for a worker, at so many tokens to the account of class and tenant.
+
+        Returns whether the tenant is charged, so that this may have to be corrected.
+        """
         if job.attempts:
             self._requeued.take(job, worker_id)
-            return
+            return False
         rank = class_of(job.priority)
         risen = self._risen(self._head, now)
         self._num_passed = self._num_passed + 1 if risen not in (None, job.priority) else 0
-        self._lines[job.priority].take(job, worker_id, tokens, now)
+        is_charged = self._lines[job.priority].take(job, worker_id, tokens, now)
         # A class that is alone uses what nobody else wants.
         if len(self._busy) > 1:
             self._shares.charge(worker_id, rank, tokens)
         self._left(job)
+        return bool(is_charged)
 
     def adjust(self, job: WaitingJob, tokens: float) -> None:
         """Correct what the tenant of a job that went out was charged."""

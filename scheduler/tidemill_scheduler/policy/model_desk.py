@@ -129,8 +129,9 @@ class ModelDesk:
         for sequence in status.finished:
             running = self._accounts.finished(worker_id, sequence)
             if running is not None:
-                cost = self._accounts.cost(running.job, sequence)
-                self.lanes.adjust(running.job, cost - running.charged)
+                if running.charged is not None:
+                    cost = self._accounts.cost(running.job, sequence)
+                    self.lanes.adjust(running.job, cost - running.charged)
                 self.residency.arrived(worker_id, running.job.kv_key)
                 computed = max(0, running.job.cost - sequence.cached_tokens)
                 self._hints.computed(worker, computed + sequence.output_tokens)
@@ -172,7 +173,8 @@ class ModelDesk:
         worker.drop(job.job_id)
         running = self._accounts.returned(worker_id, job.job_id)
         if running is not None:
-            self.lanes.adjust(job, -running.charged)
+            if running.charged is not None:
+                self.lanes.adjust(job, -running.charged)
             self.residency.forget(worker_id, job.kv_key)
         self._placement.wake(worker_id)
 
@@ -221,8 +223,7 @@ class ModelDesk:
         worker_id = worker.info.worker_id
         worker.reserve(job.job_id, job.cost)
         self.residency.dispatched(worker_id, job.kv_key)
-        price = self._accounts.price(job, job.cost)
-        self._accounts.charged(worker_id, Running(job, price))
+        self._accounts.charged(worker_id, Running(job, None))
         del self._waiting[job.job_id]
         return Dispatch(job, worker_id, job.cost)
 

@@ -169,10 +169,10 @@ class Placement:
         worker_id = target.info.worker_id
         price = self._accounts.price(job, tokens)
         is_bound = self._lanes.is_bound(job)
-        self._lanes.take(job, worker_id, price, self._moment.now)
+        is_charged = self._lanes.take(job, worker_id, price, self._moment.now)
         del self._waiting[job.job_id]
         self._residency.dispatched(worker_id, job.kv_key)
-        self._accounts.charged(worker_id, Running(job, price))
+        self._accounts.charged(worker_id, Running(job, price if is_charged else None))
         if not (is_bound or job.attempts):
             self._walked[worker_id] = job
         target.reserve(job.job_id, tokens)

@@ -56,7 +56,8 @@ class TenantLine:
         # Not only with its first job: its weight may have changed.
         self._shares.activate(tenant, self._weight_of(tenant))
         self._num_jobs[tenant] = self._num_jobs.get(tenant, 0) + 1
-        if is_interactive:
+        # A tenant's bound jobs go first, so that none may come while others wait in its order.
+        if is_interactive and tenant not in self._orders:
             return self._interactive.add(job, now)
         return self._order_of(tenant).add(job)
 
@@ -74,16 +75,18 @@ class TenantLine:
             self._orders[job.tenant].remove(job.job_id)
         self._left(job)
 
-    def take(self, job: WaitingJob, worker_id: str, tokens: float, now: float) -> None:
-        """Take a job out for a worker, at so many tokens to the account of its tenant."""
+    def take(self, job: WaitingJob, worker_id: str, tokens: float, now: float) -> bool:
+        """Take a job out for a worker; returns whether its tenant is charged so many tokens."""
         if job in self._interactive:
             self._interactive.take(job, worker_id, now)
         else:
             self._orders[job.tenant].take(job, worker_id)
         # A tenant that is alone uses what nobody else wants.
-        if len(self._num_jobs) > 1:
+        is_charged = len(self._num_jobs) > 1
+        if is_charged:
             self._shares.charge(worker_id, job.tenant, tokens)
         self._left(job)
+        return is_charged
 
     def adjust(self, tenant: str, tokens: float) -> None:
         """Correct what a tenant was charged."""
