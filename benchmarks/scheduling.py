@@ -36,9 +36,10 @@ from rich.progress import (
 from scheduling_cells import CELLS
 from scheduling_chart import save_chart
 from scheduling_figures import Cell, Figure, Results, Scope
-from scheduling_runs import TRACES, Outcome, Spec, simulate
+from scheduling_runs import TRACE_NAMES, TRACES, Outcome, Spec, simulate
 from scheduling_tables import figure_table, run_table
 
+from tidemill.protocol.errors import ConfigError
 from tidemill_scheduler.simulation.cli.plot import check_plot_path
 
 #: Share of the jobs that --quick keeps.
@@ -71,13 +72,24 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     options = parser.parse_args(arguments)
     if options.seeds < 1 or options.processes < 1:
         parser.error("--seeds and --processes must be 1 or more")
+    try:
+        check_files(options)
+    except ConfigError as error:
+        parser.error(error.one_line())
     return options
+
+
+def check_files(options: argparse.Namespace) -> None:
+    """Raise ``ConfigError`` for files that are missing or cannot be written."""
+    for trace in TRACE_NAMES:
+        if not (file := options.traces / f"{trace}_trace.jsonl").is_file():
+            raise ConfigError(f"traces: there is no file {file}", fix="Give --traces DIRECTORY.")
+    if options.plot is not None:
+        check_plot_path(options.plot)
 
 
 def main() -> None:
     options = parse_arguments()
-    if options.plot is not None:
-        check_plot_path(options.plot)
     cells = [cell for cell in CELLS if cell.name in options.only]
     seeds = tuple(range(1 if options.quick else options.seeds))
     scope = Scope(seeds, QUICK_SCALE if options.quick else 1.0, options.full)

@@ -15,11 +15,10 @@ from scheduling_figures import (
     percent_of_bound,
 )
 from scheduling_mixed import MIXED
-from scheduling_runs import Outcome, Spec
+from scheduling_runs import TRACE_NAMES, Outcome, Spec
 
 from tidemill_scheduler.simulation.policies import POLICIES
 
-TRACES = ("conversation", "synthetic")
 KV_ROUTER = "dynamo-style"
 ONLINE_POLICIES = ("tidemill", "fifo", "sglang-style", "dynamo-style", "lmetric-style")
 INTERACTIVE = -1
@@ -36,7 +35,7 @@ _SHAPES = {"eval57": 99.8, "tenants": 99.0, "best-of-8": 98.0, "rag5": 99.0, "ra
 
 def _scale_runs(seed: int, scope: Scope) -> dict[str, Spec]:
     runs = {}
-    for trace in TRACES:
+    for trace in TRACE_NAMES:
         spec = Spec(trace, seed, scale=scope.scale)
         runs[f"{trace}, 1 worker"] = spec.but(workers=1)
         runs[f"{trace}, 8 workers"] = spec
@@ -52,7 +51,7 @@ def _scale_figures(results: Results) -> list[Figure]:
         Figure(label, results.values(label, percent_of_bound), "% of the bound", at_least=99.0)
         for label in results.labels
     ]
-    for trace in TRACES:
+    for trace in TRACE_NAMES:
         drops = results.points(f"{trace}, 1 worker", f"{trace}, 1,000 workers", hit_share)
         what = f"{trace}, hit rate lost from 1 to 1,000 workers"
         figures.append(Figure(what, drops, "points", at_most=0.5))
@@ -81,7 +80,7 @@ def _policies_runs(seed: int, scope: Scope) -> dict[str, Spec]:
         return {}
     return {
         f"{trace}, {name}": Spec(trace, seed, name, scale=scope.scale)
-        for trace in TRACES
+        for trace in TRACE_NAMES
         for name in POLICIES
     }
 
@@ -92,7 +91,7 @@ def _policies_figures(results: Results) -> list[Figure]:
             f"{trace}, makespan of {KV_ROUTER} over ours",
             results.ratios(f"{trace}, {KV_ROUTER}", f"{trace}, tidemill", makespan),
         )
-        for trace in TRACES
+        for trace in TRACE_NAMES
     ]
 
 
@@ -196,7 +195,7 @@ def _fair_figures(results: Results) -> list[Figure]:
 
 def _death_runs(seed: int, scope: Scope) -> dict[str, Spec]:
     runs = {}
-    for trace in TRACES:
+    for trace in TRACE_NAMES:
         runs[f"{trace}, all live"] = spec = Spec(trace, seed, scale=scope.scale)
         runs[f"{trace}, one of 8 dies at T/3"] = spec.but(dies_after=1 / 3)
     return runs
@@ -204,7 +203,7 @@ def _death_runs(seed: int, scope: Scope) -> dict[str, Spec]:
 
 def _death_figures(results: Results) -> list[Figure]:
     figures = []
-    for trace in TRACES:
+    for trace in TRACE_NAMES:
         pair = (f"{trace}, one of 8 dies at T/3", f"{trace}, all live")
         extra = tuple(100 * (ratio - 1) for ratio in results.ratios(*pair, computed))
         figures.append(Figure(f"{trace}, tokens computed more", extra, "%", at_most=3.0))
@@ -215,7 +214,7 @@ def _death_figures(results: Results) -> list[Figure]:
 
 def _cache_runs(seed: int, scope: Scope) -> dict[str, Spec]:
     runs = {}
-    for trace in TRACES:
+    for trace in TRACE_NAMES:
         spec = Spec(trace, seed, scale=scope.scale)
         runs[f"{trace}, tidemill at 1x KV"] = spec
         for name in ("sglang-style", KV_ROUTER):
@@ -231,7 +230,7 @@ def _cache_figures(results: Results) -> list[Figure]:
             "points",
             at_least=0.0,
         )
-        for trace in TRACES
+        for trace in TRACE_NAMES
         for name in ("sglang-style", KV_ROUTER)
     ]
 

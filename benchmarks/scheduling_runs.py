@@ -20,6 +20,7 @@ from tidemill_scheduler.simulation.workload import Workload
 
 ROOT = Path(__file__).parents[1]
 TRACES = ROOT.parent / "shared" / "data" / "traces"
+TRACE_NAMES = ("conversation", "synthetic")
 
 #: Mixes the arrivals of so many neighbours, for seeds other than 0 of an online run: enough to make
 #: it another run, and not so many that turns of a conversation drift apart.

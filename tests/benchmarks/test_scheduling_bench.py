@@ -1,0 +1,149 @@
+"""The scheduling benchmark in its quick size: it runs, and what it says holds together."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "scheduling.py"
+CELLS = ["rag", "overload", "fair", "mixed", "death", "same"]
+
+
+def write_trace(path: Path, num_jobs: int, seed: int) -> None:
+    """Conversations of a few turns in Mooncake's format: each turn repeats what was said before."""
+    rng, next_id = random.Random(seed), 0
+    talks: list[list[int]] = []
+    with path.open("w") as file:
+        for number in range(num_jobs):
+            talk = rng.choice(talks) if talks and rng.random() < 0.6 else []
+            new = list(range(next_id, next_id + rng.randint(2, 8)))
+            next_id += len(new)
+            talks.append(talk + new)
+            line = {
+                "timestamp": 300 * number,
+                "input_length": 512 * len(talks[-1]),
+                "output_length": rng.randint(1, 60),
+                "hash_ids": talks[-1],
+            }
+            file.write(json.dumps(line) + "\n")
+
+
+def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(PROGRAM), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("traces")
+    for seed, name in enumerate(("conversation", "synthetic")):
+        write_trace(directory / f"{name}_trace.jsonl", 2000, seed)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def figures(traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    file = tmp_path_factory.mktemp("figures") / "figures.json"
+    done = run_program("--quick", "--only", *CELLS, "--traces", str(traces), "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "targets met" in done.stdout
+    return json.loads(file.read_text())
+
+
+def runs_of(figures: Any, cell: str) -> Any:
+    [by_label] = figures["runs"][cell]
+    return {label: outcome["report"] for label, outcome in by_label.items()}
+
+
+def figure_of(figures: Any, cell: str, start: str) -> Any:
+    return next(f for f in figures["figures"][cell] if f["what"].startswith(start))
+
+
+def test_only_the_cells_asked_for_are_measured(figures: Any) -> None:
+    assert sorted(figures["runs"]) == sorted(figures["figures"]) == sorted(CELLS)
+
+
+def test_all_policies_meet_the_same_jobs(figures: Any) -> None:
+    runs = runs_of(figures, "rag")
+    assert {"tidemill", "fifo", "dynamo-style", "sglang-style", "lmetric-style"} <= runs.keys()
+    assert len({(run["num_jobs"], run["input_tokens"]) for run in runs.values()}) == 1
+    for run in runs.values():
+        assert run["num_finished"] == run["num_jobs"] == 400
+        assert 0 <= run["hit_share"] <= run["bound_share"]
+
+
+def test_a_verdict_is_that_of_the_worst_seed(figures: Any) -> None:
+    for found in figures["figures"].values():
+        for figure in found:
+            lower, upper = figure["at_least"], figure["at_most"]
+            is_met = figure["is_met"]
+            if lower is None and upper is None:
+                assert is_met is None
+            elif lower is not None:
+                assert is_met == all(value >= lower for value in figure["values"])
+            else:
+                assert is_met == all(value <= upper for value in figure["values"])
+
+
+def test_figures_are_those_of_the_runs(figures: Any) -> None:
+    runs = runs_of(figures, "rag")
+    ratio = runs["dynamo-style"]["makespan"] / runs["tidemill"]["makespan"]
+    assert figure_of(figures, "rag", "makespan")["values"] == [pytest.approx(ratio)]
+
+    fair = figure_of(figures, "fair", "service gap")
+    assert fair["values"] == [runs_of(figures, "fair")["tidemill"]["service_gap"]]
+    assert fair["at_most"] == 5 * 8192
+
+
+def test_a_dead_worker_costs_work_and_no_job(figures: Any) -> None:
+    runs = runs_of(figures, "death")
+    for trace in ("conversation", "synthetic"):
+        dead, alive = runs[f"{trace}, one of 8 dies at T/3"], runs[f"{trace}, all live"]
+        assert dead["num_finished"] == alive["num_finished"] == alive["num_jobs"]
+        assert dead["num_requeued"] > 0 == alive["num_requeued"]
+
+
+def test_bulk_beside_online_jobs_has_a_rate_and_online_jobs_alone_have_none(figures: Any) -> None:
+    [by_label] = figures["runs"]["mixed"]
+    rates = {label: outcome["bulk_rate"] for label, outcome in by_label.items()}
+    assert all((rate == 0) == label.startswith("online alone") for label, rate in rates.items())
+
+
+def test_two_processes_give_the_same_bytes(figures: Any) -> None:
+    [by_label] = figures["runs"]["same"]
+    digests = [outcome["digest"] for outcome in by_label.values()]
+    assert digests[0::2] == digests[1::2]
+    assert len(set(digests)) == 2
+    assert figure_of(figures, "same", "reports that differ")["is_met"]
+
+
+def test_the_chart_is_drawn_from_what_was_measured(traces: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    chart = tmp_path / "chart.svg"
+    done = run_program(
+        "--quick", "--only", "overload", "--traces", str(traces), "--plot", str(chart)
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"<svg" in chart.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--only", "nothing"), "invalid choice: 'nothing'"),
+        (("--seeds", "0"), "1 or more"),
+        (("--plot", "chart.txt"), ".txt"),
+        (("--quick", "--only", "same", "--traces", "/nowhere"), "/nowhere"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: tuple[str, ...], message: str) -> None:
+    done = run_program(*arguments)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert done.stdout == ""
