@@ -64,7 +64,7 @@ class Lanes:
         # The priority ahead of all others of the class whose turn it was last.
         self._head = 0
         self._num_passed = 0
-        self._requeued = self._make_order()
+        self._requeued = PrefixOrder(fleet.ids(), tokens_per_hash)
         self._num_jobs = [0] * NUM_CLASSES
         #: Prompt tokens that wait in each class, shared ones included.
         self.tokens = [0] * NUM_CLASSES
@@ -257,6 +257,10 @@ class Lanes:
 
     def _make_line(self) -> TenantLine:
         lane = InteractiveLane(self._residency, self._fleet)
+        for worker in self._fleet:
+            if worker.is_draining:
+                # It would never take what is bound to it.
+                lane.release(worker.info.worker_id, 0.0)
         return TenantLine(
             lane,
             self._make_order,
@@ -265,7 +269,7 @@ class Lanes:
         )
 
     def _make_order(self) -> PrefixOrder:
-        return PrefixOrder(self._fleet.ids(), self._tokens_per_hash)
+        return PrefixOrder(self._fleet.ids(), self._tokens_per_hash, is_thrifty=True)
 
 
 #: Either order of a model's waiting jobs.
