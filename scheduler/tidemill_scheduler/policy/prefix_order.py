@@ -31,6 +31,10 @@ LEAST_PART = 16384
 EPOCH_TOLERANCE = 0.02
 STEAL_TOLERANCE = 0.25
 
+#: What a job's output is worth in tokens of work, where an idle worker weighs whether to compute a
+#: prefix that another one has.
+OUTPUT_WORK = 256
+
 #: Ranges, those with the most work, that are tried before a worker is told there is none for it.
 MAX_VICTIMS = 64
 
@@ -51,9 +55,14 @@ class PrefixOrder:
     epoch began.  What joins epoch e + 1, at most a quarter of W_e+1, may overtake it; nothing that
     arrives later can.  Work is what is left of a job's prompt behind its predecessor in the order
     (see ``PrefixList``); that a prefix is computed once more on each side of a cut is not counted.
+
+    A thrifty order cuts no group for less work than its prefix is, even if its worker yields.
     """
 
-    def __init__(self, workers: Collection[str], tokens_per_hash: int) -> None:
+    def __init__(
+        self, workers: Collection[str], tokens_per_hash: int, *, is_thrifty: bool = False
+    ) -> None:
+        self._is_thrifty = is_thrifty
         self._workers = workers
         self._tokens_per_hash = tokens_per_hash
         self._group_depth = group_depth(tokens_per_hash)
@@ -254,18 +263,28 @@ class PrefixOrder:
             key_range = self._own_range(key_range.team[0]) or key_range
         owner = key_range.owner or ""
         if key_range.count == 1:
-            depth = shared_depth(self._anchor_of(owner), self._head_of(key_range).key)
-            if depth >= self._group_depth and not yields(owner):
+            job = self._head_of(key_range)
+            depth = shared_depth(self._anchor_of(owner), job.key)
+            if self._keeps(owner, depth, Load(1, self._current.work_of(job, depth)), yields):
                 return False
             self._ranges.assign(key_range, worker_id)
             return True
         cuts = self._cuts_of(key_range)
         cut = self._half(cuts)
-        if cut.depth >= self._group_depth and not yields(owner):
+        if self._keeps(owner, cut.depth, cut.above, yields):
             return False
         key_range.work = cuts.load.work
         self._ranges.assign(self._ranges.split(key_range, cut), worker_id)
         return True
+
+    def _keeps(self, owner: str, depth: int, load: Load, yields: Callable[[str], bool]) -> bool:
+        """Whether a worker keeps jobs that share so many hashes with what it goes on with."""
+        if depth < self._group_depth:
+            return False
+        # Who would take them over computes the prefix once more.
+        prefix = depth * self._tokens_per_hash
+        is_waste = prefix > load.work + OUTPUT_WORK * load.size
+        return (self._is_thrifty and is_waste) or not yields(owner)
 
     def _half(self, cuts: PrefixCuts) -> Cut:
         work = cuts.load.work
