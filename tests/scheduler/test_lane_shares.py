@@ -1,0 +1,109 @@
+"""Who comes first where lanes, classes and accounts meet."""
+
+import pytest
+
+from support.played_shard import PlayedShard
+from support.waiting_jobs import make_job
+from tidemill.protocol.messages import FinishedSequence, WorkerStatus
+from tidemill_scheduler.policy.scheduler import Scheduler
+from tidemill_scheduler.policy.settings import PolicySettings
+
+
+def make_shard(**values: object) -> PlayedShard:
+    settings = PolicySettings(**values)  # type: ignore[arg-type]
+    return PlayedShard(Scheduler(silent_seconds=1e9, settings=settings))
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+def test_jobs_in_prefix_order_are_not_passed_by_ones_of_their_tenant_that_come_later(
+    priority: int,
+) -> None:
+    """A backlog is put in order; while it shrinks, jobs keep coming that could be bound at once."""
+    shard = make_shard(max_bound=(float("inf"), 20.0, 20.0), scan_seconds=(1e9, 1e9, 1e9))
+    worker = shard.join(max_num_seqs=4)
+    backlog = [make_job((number,), cost=200, priority=priority) for number in range(60)]
+    for job in backlog:
+        shard.add(job)
+    assert shard.tick()
+
+    for number in range(60):
+        while sum(job not in backlog for job in shard.waiting.values()) < 10:
+            shard.add(make_job((100 + number,), cost=1, priority=priority))
+        shard.finish_all(worker)
+        shard.tick()
+
+    assert not [job for job in backlog if job.job_id in shard.waiting]
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_interactive_jobs_that_never_end_leave_the_other_classes_their_shares(rank: int) -> None:
+    """The worker computes a quarter of its credit between two statuses."""
+    shard = make_shard()
+    worker = shard.join(max_num_batched_tokens=1000)
+    given = [0, 0, 0]
+    waiting_tokens, num_commands = 0, 0
+    for _ in range(2000):
+        for priority in (-1, rank - 1):
+            while sum(job.priority == priority for job in shard.waiting.values()) < 20:
+                job = make_job((len(given) + num_commands,), cost=250, priority=priority)
+                shard.add(job)
+                num_commands += 1
+        for dispatch in shard.tick():
+            given[dispatch.job.priority_class] += dispatch.tokens
+            waiting_tokens += dispatch.tokens
+        worker.unread = []
+        waiting_tokens = max(0, waiting_tokens - 250)
+        status = WorkerStatus(
+            last_command=f"1-{sum(shard.num_given.values())}",
+            num_running=3,
+            waiting_tokens=waiting_tokens,
+            free_blocks=90_000,
+        )
+        shard.scheduler.update_worker(worker.info.worker_id, status, shard.now)
+
+    weights = PolicySettings().class_weights
+    assert given[0] / given[rank] == pytest.approx(weights[0] / weights[rank], rel=0.1)
+
+
+def test_corrections_of_jobs_that_were_not_charged_change_no_account() -> None:
+    """A tenant that was alone owes nothing when another comes, however long its answers were."""
+    shard = make_shard(scan_seconds=(float("inf"), 0.0, 0.0))
+    worker = shard.join(max_num_seqs=1)
+    for number in range(50):
+        shard.add(make_job((number,), cost=64, priority=1))
+    for _ in range(10):
+        ended = [
+            FinishedSequence(job_id=dispatch.job.job_id, output_tokens=100_000)
+            for dispatch in shard.tick()
+        ]
+        shard.read(worker)
+        worker.waiting, worker.finished = [], ended
+        shard.tell(worker)
+
+    assert len(shard.waiting) == 50 - 20
+    others = [make_job((number,), cost=64, priority=1) for number in range(50)]
+    for job in others:
+        shard.add(type(job)(job.job_id, "p2:other", job.entry_id, "m", job.key, 64, priority=1))
+    served = set()
+    for _ in range(15):
+        served |= {dispatch.job.tenant for dispatch in shard.tick()}
+        shard.finish_all(worker)
+
+    assert served == {"default", "other"}
+
+
+def test_a_job_of_a_new_priority_does_not_wait_for_a_worker_that_drains() -> None:
+    shard = make_shard()
+    draining = shard.join(num_blocks=50)
+    draining.is_draining = True
+    shard.tell(draining)
+    full = shard.join(num_blocks=50)
+    for job in (make_job(cost=600, priority=-2), make_job(cost=900, priority=-3)):
+        shard.add(job)
+
+    shard.tick()
+    shard.finish_all(full)
+    shard.join(num_blocks=100)
+    shard.tick()
+
+    assert not shard.waiting
