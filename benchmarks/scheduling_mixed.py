@@ -1,69 +1,117 @@
 """Online jobs with bulk beside them: how much bulk goes through, and what online jobs pay."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from scheduling_figures import Cell, Figure, Results, Scope
 from scheduling_runs import Outcome, Spec
 
-#: Caps on the time of a step while interactive jobs decode, in ms; 0 is none.
-CAPS_MS = (0, 100, 50, 35, 25)
 
-#: A seed other than the first is measured with these caps alone.
-_SEED_CAPS_MS = (0, 50)
+class Setting(NamedTuple):
+    """What an operator chooses for a worker.
+
+    ``step_tokens`` is the token budget of a step, ``cap_ms`` the longest step while interactive
+    jobs decode (0 is none), ``kv_share`` the most of the KV cache that the batch class may fill.
+    """
+
+    step_tokens: int
+    cap_ms: int
+    kv_share: float
+
+    @property
+    def steps(self) -> str:
+        """What it says of steps, as text."""
+        cap = f"{self.cap_ms} ms" if self.cap_ms else "no cap"
+        return f"T = {self.step_tokens}, {cap}"
+
+    def __str__(self) -> str:
+        return f"{self.steps}, {self.kv_share:.0%} KV"
+
+
+#: Points of the frontier; the first ones are measured with every seed.
+SETTINGS = (
+    Setting(512, 50, 0.85),
+    Setting(512, 50, 0.25),
+    Setting(512, 0, 0.85),
+    Setting(512, 25, 0.85),
+    Setting(512, 50, 0.4),
+    Setting(1024, 50, 0.4),
+    Setting(1024, 50, 0.25),
+)
+_NUM_WITH_ALL_SEEDS = 2
 
 #: Online TTFT may grow by this factor, and bulk is to go through this many times as fast as FIFO.
 MAX_SLOWDOWN = 1.1
 MIN_SPEEDUP = 2.5
 
-_KINDS = ("online alone", "bulk in prefix order", "bulk in FIFO order")
+
+class Trio(NamedTuple):
+    """The runs of one setting: online jobs alone, with bulk in prefix order, and in FIFO order."""
+
+    alone: Outcome
+    prefix: Outcome
+    fifo: Outcome
+
+    @property
+    def speedup(self) -> float:
+        """Bulk in prefix order over bulk in FIFO order."""
+        return self.prefix.bulk_rate / self.fifo.bulk_rate
+
+    @property
+    def slowdown(self) -> float:
+        """TTFT p99 of online jobs with bulk in prefix order over that without bulk."""
+        return _p99(self.prefix) / _p99(self.alone)
 
 
 def _runs(seed: int, scope: Scope) -> dict[str, Spec]:
-    alone = Spec("conversation", seed, load=1.0, priority=-1, step_tokens=512, scale=scope.scale)
-    both = alone.but(bulk="synthetic", bulk_copies=10)
-    specs = (alone, both, both.but(policy="tidemill, fifo"))
-    return {
-        _label(kind, cap): spec.but(tpot_slo_ms=cap)
-        for cap in (CAPS_MS if scope.is_lead(seed) else _SEED_CAPS_MS)
-        for kind, spec in zip(_KINDS, specs, strict=True)
-    }
+    base = Spec("conversation", seed, load=1.0, priority=-1, scale=scope.scale)
+    settings = SETTINGS if scope.is_lead(seed) else SETTINGS[:_NUM_WITH_ALL_SEEDS]
+    runs = {}
+    for setting in settings:
+        alone = base.but(step_tokens=setting.step_tokens, tpot_slo_ms=setting.cap_ms)
+        both = alone.but(bulk="synthetic", bulk_copies=10)
+        runs[_alone(setting)] = alone
+        runs[_fifo(setting)] = both.but(policy="tidemill, fifo")
+        runs[_prefix(setting)] = both.but(batch_ceiling=setting.kv_share)
+    return runs
 
 
-def _label(kind: str, cap: int) -> str:
-    return f"{kind}, {f'steps <= {cap} ms' if cap else 'no cap'}"
+def _alone(setting: Setting) -> str:
+    return f"{setting.steps}: online alone"
+
+
+def _fifo(setting: Setting) -> str:
+    return f"{setting.steps}: with FIFO bulk"
+
+
+def _prefix(setting: Setting) -> str:
+    return f"{setting}: with bulk in prefix order"
 
 
 def _figures(results: Results) -> list[Figure]:
     figures = []
-    for cap in CAPS_MS:
-        alone, prefix, fifo = (_label(kind, cap) for kind in _KINDS)
-        runs = [o for o in results.by_seed if prefix in o]
-        if not runs:
-            continue
-        name = f"steps <= {cap} ms" if cap else "no cap"
-        speedups = tuple(o[prefix].bulk_rate / o[fifo].bulk_rate for o in runs)
-        slowdowns = tuple(_p99(o[prefix]) / _p99(o[alone]) for o in runs)
-        fifo_slowdowns = tuple(_p99(o[fifo]) / _p99(o[alone]) for o in runs)
-        figures += [
-            Figure(f"{name}: bulk over FIFO bulk", speedups),
-            Figure(f"{name}: online TTFT p99 over online alone", slowdowns),
-            Figure(f"{name}: the same with FIFO bulk", fifo_slowdowns),
-        ]
+    for setting in SETTINGS:
+        trios = [trio for o in results.by_seed if (trio := _trio(o, setting)) is not None]
+        speedups = tuple(trio.speedup for trio in trios)
+        slowdowns = tuple(trio.slowdown for trio in trios)
+        figures.append(Figure(f"{setting}: bulk over FIFO bulk", speedups))
+        figures.append(Figure(f"{setting}: TTFT p99 over online alone", slowdowns))
     best = tuple(_best_speedup(outcomes) for outcomes in results.by_seed)
     what = f"most bulk over FIFO bulk with TTFT p99 <= {MAX_SLOWDOWN}x"
     return [*figures, Figure(what, best, at_least=MIN_SPEEDUP)]
 
 
+def _trio(outcomes: Mapping[str, Outcome], setting: Setting) -> Trio | None:
+    labels = (_alone(setting), _prefix(setting), _fifo(setting))
+    if not all(label in outcomes for label in labels):
+        return None
+    return Trio(*(outcomes[label] for label in labels))
+
+
 def _best_speedup(outcomes: Mapping[str, Outcome]) -> float:
-    """The most bulk in prefix order that online jobs hardly feel, over FIFO bulk with that cap."""
-    best = 0.0
-    for cap in CAPS_MS:
-        alone, prefix, fifo = (outcomes.get(_label(kind, cap)) for kind in _KINDS)
-        if alone is None or prefix is None or fifo is None:
-            continue
-        if _p99(prefix) <= MAX_SLOWDOWN * _p99(alone):
-            best = max(best, prefix.bulk_rate / fifo.bulk_rate)
-    return best
+    """The most bulk that online jobs hardly feel, 0 if they feel it with every setting."""
+    trios = (trio for setting in SETTINGS if (trio := _trio(outcomes, setting)) is not None)
+    return max((t.speedup for t in trios if t.slowdown <= MAX_SLOWDOWN), default=0.0)
 
 
 def _p99(outcome: Outcome) -> float:
@@ -71,9 +119,5 @@ def _p99(outcome: Outcome) -> float:
 
 
 MIXED = Cell(
-    "mixed",
-    "Conversation at load 1.0 with bulk beside it, T = 512",
-    _runs,
-    _figures,
-    is_online=True,
+    "mixed", "Conversation at load 1.0 with bulk beside it", _runs, _figures, is_online=True
 )

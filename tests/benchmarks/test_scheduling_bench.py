@@ -112,7 +112,7 @@ def test_a_dead_worker_costs_work_and_no_job(figures: Any) -> None:
 def test_bulk_beside_online_jobs_has_a_rate_and_online_jobs_alone_have_none(figures: Any) -> None:
     [by_label] = figures["runs"]["mixed"]
     rates = {label: outcome["bulk_rate"] for label, outcome in by_label.items()}
-    assert all((rate == 0) == label.startswith("online alone") for label, rate in rates.items())
+    assert all((rate == 0) == label.endswith("online alone") for label, rate in rates.items())
 
 
 def test_two_processes_give_the_same_bytes(figures: Any) -> None:
