@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutations import MUTATIONS, Mutation, Outdated
+from mutation import Mutation, Outdated
+from mutations import MUTATIONS
 from rich.console import Console
 from rich.table import Table
 

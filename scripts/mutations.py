@@ -1,9 +1,8 @@
 """Bugs that the test suite must find: each is one exact change of one file."""
 
-from dataclasses import dataclass
-from pathlib import Path
+from mutation import Mutation
+from policy_mutations import POLICY_MUTATIONS
 
-_HERE = "scripts/mutations.py"
 _LUA = "producer/tidemill/protocol/library"
 _FUNCTIONS = "tests/protocol/test_functions.py"
 _MODEL = (
@@ -17,42 +16,6 @@ _BROKERS = "tests/crash/test_broker_crashes.py"
 _STANDBY = (
     f"{_SCHEDULERS}::test_scheduler_dies_with_jobs_in_its_hands_and_its_standby_gives_them_out"
 )
-
-
-class Outdated(Exception):
-    """The text that a mutation changes is not there any more, or not only once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """A bug to plant: ``old`` becomes ``new`` in ``file``; every one of ``tests`` must fail."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
-    def apply(self, root: Path) -> str:
-        """Plant the bug in the copy of the repository at ``root``; raises ``Outdated``.
-
-        Returns the file's text without it.
-        """
-        path = root / self.file
-        if not path.exists():
-            raise Outdated(f"{self.name}: there is no {self.file}; bring {_HERE} up to date")
-        text = path.read_text("utf-8")
-        path.write_text(self.mutated(text), "utf-8")
-        return text
-
-    def mutated(self, text: str) -> str:
-        """Return the file's text with the bug; raises ``Outdated``."""
-        if (found := text.count(self.old)) != 1:
-            raise Outdated(
-                f"{self.name}: its text is {found} times in {self.file}, not once;"
-                f" bring {_HERE} up to date"
-            )
-        return text.replace(self.old, self.new)
 
 
 MUTATIONS = (
@@ -282,4 +245,5 @@ MUTATIONS = (
             "::test_a_new_leader_gives_workers_a_whole_lease_to_beat",
         ),
     ),
+    *POLICY_MUTATIONS,
 )

@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "scripts"))
 
-from mutations import MUTATIONS, Mutation, Outdated  # noqa: E402
+from mutation import Mutation, Outdated  # noqa: E402
+from mutations import MUTATIONS  # noqa: E402
 
 BY_NAME = {mutation.name: mutation for mutation in MUTATIONS}
 

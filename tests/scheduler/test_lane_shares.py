@@ -1,5 +1,8 @@
 """Who comes first where lanes, classes and accounts meet."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from support.played_shard import PlayedShard
@@ -27,7 +30,7 @@ def test_jobs_in_prefix_order_are_not_passed_by_ones_of_their_tenant_that_come_l
     assert shard.tick()
 
     for number in range(60):
-        while sum(job not in backlog for job in shard.waiting.values()) < 10:
+        while len(shard.waiting) < 20:
             shard.add(make_job((100 + number,), cost=1, priority=priority))
         shard.finish_all(worker)
         shard.tick()
@@ -83,7 +86,7 @@ def test_corrections_of_jobs_that_were_not_charged_change_no_account() -> None:
     assert len(shard.waiting) == 50 - 20
     others = [make_job((number,), cost=64, priority=1) for number in range(50)]
     for job in others:
-        shard.add(type(job)(job.job_id, "p2:other", job.entry_id, "m", job.key, 64, priority=1))
+        shard.add(replace(job, queue="p2:other"))
     served = set()
     for _ in range(15):
         served |= {dispatch.job.tenant for dispatch in shard.tick()}
@@ -107,3 +110,38 @@ def test_a_job_of_a_new_priority_does_not_wait_for_a_worker_that_drains() -> Non
     shard.tick()
 
     assert not shard.waiting
+
+
+def test_a_tenant_whose_prompts_were_cached_after_all_gets_more_jobs_than_another() -> None:
+    shard = make_shard(scan_seconds=(float("inf"), 0.0, 0.0), tenant_quantum=512)
+    worker = shard.join(max_num_seqs=1)
+    served = Counter[str]()
+    for number in range(200):
+        job = make_job((number,), cost=500, priority=1)
+        shard.add(replace(job, queue=f"p2:{'cached' if number % 2 else 'new'}", max_tokens=1))
+    while served.total() < 60:
+        given = shard.tick()
+        served.update(dispatch.job.tenant for dispatch in given)
+        shard.read(worker)
+        worker.waiting = []
+        worker.finished = [
+            FinishedSequence(
+                job_id=dispatch.job.job_id,
+                cached_tokens=499 if dispatch.job.tenant == "cached" else 0,
+                output_tokens=1,
+            )
+            for dispatch in given
+        ]
+        shard.tell(worker)
+
+    assert served["cached"] > 1.5 * served["new"]
+
+
+def test_a_worker_that_found_nothing_is_asked_again_as_soon_as_a_job_comes() -> None:
+    shard = make_shard(scan_seconds=(float("inf"), 0.0, 0.0))
+    shard.join()
+    assert shard.tick() == []
+    for priority in (-1, 0, 1):
+        shard.add(make_job(priority=priority))
+        assert len(shard.tick()) == 1
+        assert shard.tick() == []

@@ -1,0 +1,165 @@
+"""Bugs of the scheduler's decisions that the test suite must find."""
+
+from mutation import Mutation
+
+_POLICY = "scheduler/tidemill_scheduler/policy"
+_PROPERTIES = "tests/scheduler/test_policy_properties.py"
+_BATCH_BOUND = (
+    f"{_PROPERTIES}"
+    "::test_no_job_of_the_batch_lane_waits_beyond_its_bound_whatever_an_adversary_adds"
+)
+_SHARES = "tests/scheduler/test_lane_shares.py"
+_CACHES = "tests/scheduler/test_kv_residency.py"
+
+POLICY_MUTATIONS = (
+    Mutation(
+        "nobody's turn is used up",
+        f"{_POLICY}/fair_share.py",
+        "        visit.left -= tokens\n",
+        "",
+        ("tests/scheduler/test_fair_share.py::test_weights_share_in_proportion", _BATCH_BOUND),
+    ),
+    Mutation(
+        "an epoch is joined without limit",
+        f"{_POLICY}/prefix_order.py",
+        "        self._joinable_work -= work\n",
+        "",
+        (
+            "tests/scheduler/test_scan_order.py"
+            "::test_joiners_take_a_quarter_of_the_epochs_work_at_most",
+            _BATCH_BOUND,
+        ),
+    ),
+    Mutation(
+        "a thief splits a group whose worker goes on with it",
+        f"{_POLICY}/placement.py",
+        "        return job is not None and not owner.fits(job, self.uncached(job, owner))\n",
+        "        return True\n",
+        (
+            f"{_PROPERTIES}::test_followers_go_elsewhere_while_a_prefix_is_computed_only_to_save"
+            "_a_worker_from_idling",
+        ),
+    ),
+    Mutation(
+        "events of a cache are taken in although some before them are missing",
+        f"{_POLICY}/residency.py",
+        "        if events.seq > cache.seq + 1:\n            return False\n"
+        "        if events.seq == cache.seq + 1:\n",
+        "        if events.seq > cache.seq:\n",
+        (f"{_CACHES}::test_a_gap_in_the_events_changes_nothing_until_a_snapshot_comes",),
+    ),
+    Mutation(
+        "a job that ended is on its way for ever",
+        f"{_POLICY}/worker_cache.py",
+        "        del self.in_flight[position]\n        return True\n",
+        "        return False\n",
+        (f"{_CACHES}::test_a_job_on_its_way_casts_a_shadow_until_it_arrives",),
+    ),
+    Mutation(
+        "what a dead worker held is remembered",
+        f"{_POLICY}/residency.py",
+        "        self._resident.discard(cache.resident, cache.bit)\n"
+        "        for key in cache.in_flight:",
+        "        for key in cache.in_flight:",
+        (f"{_CACHES}::test_a_worker_that_comes_back_holds_nothing_of_before",),
+    ),
+    Mutation(
+        "the oldest interactive job has no turn",
+        f"{_POLICY}/tenant_queue.py",
+        "        if turn == PICKS_PER_TURN - 1:\n",
+        "        if turn == PICKS_PER_TURN:\n",
+        (
+            "tests/scheduler/test_virtual_queue.py"
+            "::test_every_turn_the_oldest_job_goes_whatever_else_comes",
+            f"{_PROPERTIES}"
+            "::test_no_interactive_job_waits_beyond_its_bound_whatever_comes_after_it",
+        ),
+    ),
+    Mutation(
+        "all classes weigh the same",
+        f"{_POLICY}/lanes.py",
+        "self._shares.activate(rank, settings.class_weights[rank])",
+        "self._shares.activate(rank, 1.0)",
+        (f"{_SHARES}::test_interactive_jobs_that_never_end_leave_the_other_classes_their_shares",),
+    ),
+    Mutation(
+        "interactive jobs use credit beyond their share",
+        f"{_POLICY}/fair_share.py",
+        "return share is not None and share.carry + share.portion <= 0",
+        "return False",
+        (f"{_SHARES}::test_interactive_jobs_that_never_end_leave_the_other_classes_their_shares",),
+    ),
+    Mutation(
+        "jobs that were given back wait until no others do",
+        f"{_POLICY}/lanes.py",
+        "        if len(self._requeued):\n            job = self._requeued.peek(worker_id)\n",
+        "        if len(self._requeued) and not self._busy:\n"
+        "            job = self._requeued.peek(worker_id)\n",
+        (
+            "tests/scheduler/test_scheduler.py::test_requeued_jobs_go_first_then_lower_priorities",
+            f"{_PROPERTIES}::test_what_a_dead_worker_held_goes_out_first_in_prefix_order_and_is"
+            "_computed_anew",
+        ),
+    ),
+    Mutation(
+        "a tenant pays for what its jobs did not cost",
+        f"{_POLICY}/model_desk.py",
+        "self.lanes.adjust(running.job, cost - running.charged)",
+        "self.lanes.adjust(running.job, running.charged - cost)",
+        (
+            f"{_SHARES}"
+            "::test_a_tenant_whose_prompts_were_cached_after_all_gets_more_jobs_than_another",
+        ),
+    ),
+    Mutation(
+        "a tenant pays for what it used while it was alone",
+        f"{_POLICY}/placement.py",
+        "Running(job, price if is_charged else None)",
+        "Running(job, price)",
+        (f"{_SHARES}::test_corrections_of_jobs_that_were_not_charged_change_no_account",),
+    ),
+    Mutation(
+        "jobs that come later are bound ahead of their tenant's order",
+        f"{_POLICY}/tenant_line.py",
+        "if is_interactive and tenant not in self._orders:",
+        "if is_interactive:",
+        (
+            f"{_SHARES}::test_jobs_in_prefix_order_are_not_passed_by_ones_of_their_tenant_that"
+            "_come_later",
+        ),
+    ),
+    Mutation(
+        "a worker that found nothing is not asked again when a job comes",
+        f"{_POLICY}/model_desk.py",
+        "        self._placement.wake_idle()\n",
+        "",
+        (f"{_SHARES}::test_a_worker_that_found_nothing_is_asked_again_as_soon_as_a_job_comes",),
+    ),
+    Mutation(
+        "jobs of a new priority wait for a worker that drains",
+        f"{_POLICY}/lanes.py",
+        "                lane.release(worker.info.worker_id, 0.0)\n",
+        "                continue\n",
+        (f"{_SHARES}::test_a_job_of_a_new_priority_does_not_wait_for_a_worker_that_drains",),
+    ),
+    Mutation(
+        "keys share one hash less than the shorter one has",
+        f"{_POLICY}/prefix_list.py",
+        "    low, high = 0, min(len(left), len(right)) // ROUTING_HASH_BYTES\n",
+        "    low, high = 0, min(len(left), len(right)) // ROUTING_HASH_BYTES - 1\n",
+        (
+            "tests/scheduler/test_prefix_list.py"
+            "::test_shared_depth_counts_the_labels_that_two_paths_share",
+        ),
+    ),
+    Mutation(
+        "hints of groups that last are not repeated",
+        f"{_POLICY}/hints.py",
+        "        if hinted.tokens >= worker.capacity:\n",
+        "        if False:\n",
+        (
+            "tests/scheduler/test_group_hints.py"
+            "::test_a_hint_is_repeated_while_its_group_lasts_once_the_cache_has_turned_over",
+        ),
+    ),
+)
