@@ -66,12 +66,21 @@ class StepScheduler:
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens still to be prefilled, without those that the prefix cache already holds."""
+        return self._count_prefill(self._waiting, self.running)
+
+    @property
+    def num_urgent_tokens(self) -> int:
+        """Those of the interactive class among the tokens still to be prefilled."""
+        waiting = self._waiting.of_class(PriorityClass.INTERACTIVE)
+        return self._count_prefill(waiting, (seq for seq in self.running if seq.priority < 0))
+
+    def _count_prefill(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> int:
         blocks = self.block_manager
-        waiting = sum(
-            seq.num_tokens - blocks.block_size * blocks.count_prefix(seq) for seq in self._waiting
+        prefixes = ((seq, blocks.block_size * blocks.count_prefix(seq)) for seq in waiting)
+        left = (seq.num_uncomputed_tokens for seq in running)
+        return sum(seq.num_tokens - prefix for seq, prefix in prefixes) + sum(
+            count for count in left if count > 1
         )
-        left = (seq.num_uncomputed_tokens for seq in self.running)
-        return waiting + sum(count for count in left if count > 1)
 
     def add(self, seq: Sequence) -> None:
         """Put a new sequence in the queue; raises ``InvalidRequest`` if it can never run."""

@@ -196,6 +196,7 @@ class Worker:
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting) + self._parts.runner.num_held,
             waiting_tokens=scheduler.num_waiting_tokens,
+            urgent_tokens=scheduler.num_urgent_tokens,
             free_blocks=scheduler.block_manager.num_free_blocks,
             step_seconds=figures.last_step_seconds,
             prompt_tokens=figures.num_prompt_tokens,

@@ -24,6 +24,7 @@ _SETTLED_STATUSES = 2
 
 class _InFlight(NamedTuple):
     tokens: int
+    urgent: int = 0
     command: tuple[int, int] | None = None
     sent_at: float | None = None
 
@@ -46,9 +47,11 @@ class Worker:
         self._step_seconds = 0.0
         self._in_flight: dict[str, _InFlight] = {}
         self._in_flight_tokens = 0
+        self._in_flight_urgent = 0
         self._num_settled = 0
         # What the last status reports; asked for several times in each decision.
         self._reported_tokens = 0
+        self._reported_urgent = 0
         self._reported_seqs = 0
         self._reported_free = info.num_blocks
         self._reported_command = entry_number("0-0")
@@ -65,6 +68,11 @@ class Worker:
     def outstanding_tokens(self) -> int:
         """Prompt tokens given to the worker and, as far as known, not computed yet."""
         return self._reported_tokens + self._in_flight_tokens
+
+    @property
+    def urgent_tokens(self) -> int:
+        """Those of the outstanding tokens that belong to interactive jobs."""
+        return self._reported_urgent + self._in_flight_urgent
 
     @property
     def num_seqs(self) -> int:
@@ -94,12 +102,12 @@ class Worker:
     @property
     def has_credit(self) -> bool:
         """Whether it could take a job of one token."""
-        return self._has_room(1, self.credit)
+        return self._has_room(1, self._reported_tokens + self._in_flight_tokens)
 
     @property
     def has_urgent_credit(self) -> bool:
         """Whether it could take an interactive job of one token, which others do not hold up."""
-        return self._has_room(1, self._most_tokens)
+        return self._has_room(1, self.urgent_tokens)
 
     def can_hold(self, job: WaitingJob) -> bool:
         """Whether the job's prompt would fit if the worker had nothing else."""
@@ -108,17 +116,18 @@ class Worker:
     def fits(self, job: WaitingJob, tokens: int, *, is_urgent: bool = False) -> bool:
         """Whether a job with ``tokens`` uncached prompt tokens is within the worker's credit.
 
-        Urgent ones may use all that the worker may hold, for they go before the others there.
+        Urgent ones go before the others there, so only what is urgent is in their way.
         """
-        limit = self._most_tokens if is_urgent else self.credit
-        return self.can_hold(job) and self._has_room(tokens, limit)
+        ahead = self.urgent_tokens if is_urgent else self.outstanding_tokens
+        return self.can_hold(job) and self._has_room(tokens, ahead)
 
-    def reserve(self, job_id: str, tokens: int) -> None:
+    def reserve(self, job_id: str, tokens: int, *, is_urgent: bool = False) -> None:
         """Charge a job that is about to be sent, in place of what it was charged before."""
         self.drop(job_id)
-        self._in_flight[job_id] = _InFlight(tokens)
+        self._in_flight[job_id] = _InFlight(tokens, tokens if is_urgent else 0)
         self._num_settled = 0
         self._in_flight_tokens += tokens
+        self._in_flight_urgent += tokens if is_urgent else 0
 
     def sent(self, job_id: str, command_id: str, now: float | None = None) -> None:
         """Note the run command of a reserved job; from then on a status may cover it.
@@ -132,19 +141,21 @@ class Worker:
         if self.status and command <= self._reported_command:
             self.drop(job_id)
         else:
-            self._in_flight[job_id] = _InFlight(entry.tokens, command, now)
+            self._in_flight[job_id] = entry._replace(command=command, sent_at=now)
 
     def drop(self, job_id: str) -> None:
         """Take back the charge of a job that was not sent after all, or is reported by now."""
         entry = self._in_flight.pop(job_id, None)
         if entry is not None:
             self._in_flight_tokens -= entry.tokens
+            self._in_flight_urgent -= entry.urgent
 
     def update(self, status: WorkerStatus, now: float) -> None:
         """Replace what was known by the worker's own account; raises ``MalformedMessage``."""
         last = entry_number(status.last_command)
         self.status, self.heard_at = status, now
         self._reported_tokens = status.waiting_tokens
+        self._reported_urgent = status.urgent_tokens
         self._reported_seqs = status.num_running + status.num_waiting
         self._reported_free = status.free_blocks
         self._reported_command = last
@@ -175,18 +186,18 @@ class Worker:
         num_steps = ceil(self.ack_seconds / self._step_seconds - 0.5)
         return budget * min(max(num_steps, 1), MAX_STEPS_AHEAD)
 
-    def _has_room(self, tokens: int, limit: int) -> bool:
+    def _has_room(self, tokens: int, ahead: int) -> bool:
         # Asked for several times in each decision, hence without helpers.
         num_seqs = self._reported_seqs + len(self._in_flight)
         if num_seqs == 0:
             return True
         if num_seqs >= self.info.max_num_seqs + self.seq_slack:
             return False
-        outstanding = self._reported_tokens + self._in_flight_tokens
-        if outstanding and (outstanding >= limit or outstanding + tokens > self._most_tokens):
+        if ahead and (ahead >= self.credit or ahead + tokens > self._most_tokens):
             return False
         # One block more than the prompt fills, for the tokens to come.
         size = self.info.block_size
+        outstanding = self._reported_tokens + self._in_flight_tokens
         return -(-tokens // size) - -(-outstanding // size) < self._reported_free
 
 

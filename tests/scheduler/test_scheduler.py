@@ -400,9 +400,11 @@ class ModelWorker:
         return self.unread + self.waiting + self.running
 
     def check(self) -> None:
-        tokens = [dispatch.tokens for dispatch in self.unread + self.waiting]
-        alone = len(tokens) == 1
-        assert alone or sum(tokens) <= 2 * self.info.max_num_batched_tokens
+        ahead = self.unread + self.waiting
+        # Interactive jobs and all others have credit of their own.
+        for is_urgent in (False, True):
+            tokens = [d.tokens for d in ahead if (d.job.priority < 0) == is_urgent]
+            assert len(tokens) <= 1 or sum(tokens) <= 2 * self.info.max_num_batched_tokens
         assert len(self.held) <= self.info.max_num_seqs + max(1, self.info.max_num_seqs // 8)
 
     def status(self, free_blocks: int) -> WorkerStatus:
@@ -411,6 +413,7 @@ class ModelWorker:
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             waiting_tokens=sum(dispatch.tokens for dispatch in self.waiting),
+            urgent_tokens=sum(d.tokens for d in self.waiting if d.job.priority < 0),
             free_blocks=free_blocks,
         )
 

@@ -237,8 +237,9 @@ class FinishedSequence(WireModel):
 class WorkerStatus(WireModel):
     """One entry of a worker's status stream, written once per engine step while it works.
 
-    ``waiting_tokens`` are uncached prompt tokens accepted but not yet computed; ``last_command`` is
-    the id of the last command entry that these numbers include.  ``finished`` are the jobs that
+    ``waiting_tokens`` are uncached prompt tokens accepted but not yet computed, ``urgent_tokens``
+    those of them that belong to interactive jobs; ``last_command`` is the id of the last command
+    entry that these numbers include.  ``finished`` are the jobs that
     left since the status before, ``step`` is the last step, ``step_cost`` what the worker has
     learned of its own steps.
     """
@@ -247,6 +248,7 @@ class WorkerStatus(WireModel):
     num_running: int = Field(default=0, ge=0)
     num_waiting: int = Field(default=0, ge=0)
     waiting_tokens: int = Field(default=0, ge=0)
+    urgent_tokens: int = Field(default=0, ge=0)
     free_blocks: int = Field(default=0, ge=0)
     step_seconds: float = Field(default=0.0, ge=0.0)
     prompt_tokens: int = Field(default=0, ge=0)

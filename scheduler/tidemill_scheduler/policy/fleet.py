@@ -84,8 +84,7 @@ class Fleet:
 
     def busy_seconds(self, worker_id: str) -> float:
         """Return how long a worker has to prefill what it was given already."""
-        seconds = self._workers[worker_id].outstanding_tokens * self._costs[worker_id].per_token
-        return seconds + _STALE_SECONDS if worker_id in self._stale else seconds
+        return self.seconds(worker_id, self._workers[worker_id].outstanding_tokens)
 
     def decode_load(self, worker_id: str) -> float:
         """Return the share of a worker's sequence slots in use."""
@@ -100,10 +99,30 @@ class Fleet:
         """Return some of the workers by id, without those that are gone."""
         return {i: worker for i in worker_ids if (worker := self._workers.get(i)) is not None}
 
+    def seconds(self, worker_id: str, tokens: int) -> float:
+        """Return how long a worker has to prefill so many tokens."""
+        seconds = tokens * self._costs[worker_id].per_token
+        return seconds + _STALE_SECONDS if worker_id in self._stale else seconds
+
     def _set_cost(self, worker_id: str, cost: StepCost) -> None:
         known = self._costs.get(worker_id)
         self.tokens_per_second += _speed(cost) - (_speed(known) if known else 0.0)
         self._costs[worker_id] = cost
+
+
+class UrgentFleet:
+    """The same workers as an interactive job sees them: only others of its class are in its way."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.ids = fleet.ids
+        self.decode_load = fleet.decode_load
+        self.can_hold = fleet.can_hold
+        self.cost = fleet.cost
+
+    def busy_seconds(self, worker_id: str) -> float:
+        """Return how long a worker has to prefill the interactive jobs it was given already."""
+        return self._fleet.seconds(worker_id, self._fleet[worker_id].urgent_tokens)
 
 
 def _speed(cost: StepCost) -> float:

@@ -26,6 +26,8 @@ class KeyRange:
     team: list[str] = field(default_factory=list)
     #: The first job of the range, if that is known.
     head: WaitingJob | None = field(default=None, repr=False)
+    #: Whether it was found not worth cutting; jobs that leave it do not change that.
+    is_whole: bool = False
 
     @property
     def is_free(self) -> bool:

@@ -8,7 +8,7 @@ from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy.ageing import NUM_CLASSES, Ageing, class_of
 from tidemill_scheduler.policy.fair_share import DeficitRoundRobin
 from tidemill_scheduler.policy.fifo_lanes import FifoLanes
-from tidemill_scheduler.policy.fleet import Fleet
+from tidemill_scheduler.policy.fleet import Fleet, UrgentFleet
 from tidemill_scheduler.policy.interactive_lane import InteractiveLane
 from tidemill_scheduler.policy.prefix_order import PrefixOrder
 from tidemill_scheduler.policy.residency import Residency
@@ -108,7 +108,7 @@ class Lanes:
             return self._requeued.add(job)
         rank = class_of(job.priority)
         if job.priority not in self._lines:
-            self._lines[job.priority] = self._make_line()
+            self._lines[job.priority] = self._make_line(rank)
             self._sort_out()
         self._busy.add(rank)
         self._num_jobs[rank] += 1
@@ -255,8 +255,9 @@ class Lanes:
             for rank in range(NUM_CLASSES)
         ]
 
-    def _make_line(self) -> TenantLine:
-        lane = InteractiveLane(self._residency, self._fleet)
+    def _make_line(self, rank: int) -> TenantLine:
+        loads = self._fleet if rank else UrgentFleet(self._fleet)
+        lane = InteractiveLane(self._residency, loads)
         for worker in self._fleet:
             if worker.is_draining:
                 # It would never take what is bound to it.

@@ -163,7 +163,7 @@ class Placement:
     def _place(self, job: WaitingJob, target: Worker) -> Dispatch | None:
         depth = self._residency.depth(target.info.worker_id, job.kv_key)
         tokens = max(1, job.cost - depth * self._tokens_per_hash)
-        is_urgent = job.priority_class == 0 and self._lanes.has_urgent
+        is_urgent = job.priority_class == 0
         if not target.fits(job, tokens, is_urgent=is_urgent):
             return None
         worker_id = target.info.worker_id
@@ -175,7 +175,7 @@ class Placement:
         self._accounts.charged(worker_id, Running(job, price if is_charged else None))
         if not (is_bound or job.attempts):
             self._walked[worker_id] = job
-        target.reserve(job.job_id, tokens)
+        target.reserve(job.job_id, tokens, is_urgent=is_urgent)
         return Dispatch(job, worker_id, tokens)
 
     def _yields(self, owner_id: str, thief: Worker) -> bool:

@@ -36,7 +36,7 @@ STEAL_TOLERANCE = 0.25
 OUTPUT_WORK = 256
 
 #: Ranges, those with the most work, that are tried before a worker is told there is none for it.
-MAX_VICTIMS = 64
+MAX_VICTIMS = 8
 
 #: ``followers`` counts up to here.
 MAX_FOLLOWERS = 1000
@@ -142,7 +142,7 @@ class PrefixOrder:
         """
         if self.peek(worker_id) is not None:
             return True
-        others = [key_range for key_range in self._ranges if key_range.count]
+        others = [r for r in self._ranges if r.count and not r.is_whole]
         if free := [key_range for key_range in others if key_range.is_free]:
             self._ranges.assign(max(free, key=attrgetter("work")), worker_id)
             return True
@@ -184,6 +184,7 @@ class PrefixOrder:
         self._joinable_work -= work
         before = self._current.work
         self._current.insert(place, job, depth)
+        key_range.is_whole = False
         key_range.count += 1
         key_range.work += self._current.work - before
         key_range.head = None
@@ -265,26 +266,29 @@ class PrefixOrder:
         if key_range.count == 1:
             job = self._head_of(key_range)
             depth = shared_depth(self._anchor_of(owner), job.key)
-            if self._keeps(owner, depth, Load(1, self._current.work_of(job, depth)), yields):
+            load = Load(1, self._current.work_of(job, depth))
+            if self._keeps(key_range, depth, load, yields):
                 return False
             self._ranges.assign(key_range, worker_id)
             return True
         cuts = self._cuts_of(key_range)
         cut = self._half(cuts)
-        if self._keeps(owner, cut.depth, cut.above, yields):
+        if self._keeps(key_range, cut.depth, cut.above, yields):
             return False
         key_range.work = cuts.load.work
         self._ranges.assign(self._ranges.split(key_range, cut), worker_id)
         return True
 
-    def _keeps(self, owner: str, depth: int, load: Load, yields: Callable[[str], bool]) -> bool:
-        """Whether a worker keeps jobs that share so many hashes with what it goes on with."""
+    def _keeps(
+        self, key_range: KeyRange, depth: int, load: Load, yields: Callable[[str], bool]
+    ) -> bool:
+        """Whether jobs stay in a range that share so many hashes with what its worker is at."""
         if depth < self._group_depth:
             return False
         # Who would take them over computes the prefix once more.
-        prefix = depth * self._tokens_per_hash
-        is_waste = prefix > load.work + OUTPUT_WORK * load.size
-        return (self._is_thrifty and is_waste) or not yields(owner)
+        is_waste = depth * self._tokens_per_hash > load.work + OUTPUT_WORK * load.size
+        key_range.is_whole = self._is_thrifty and is_waste
+        return key_range.is_whole or not yields(key_range.owner or "")
 
     def _half(self, cuts: PrefixCuts) -> Cut:
         work = cuts.load.work

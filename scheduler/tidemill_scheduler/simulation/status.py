@@ -33,3 +33,4 @@ class SimStatus:
     num_preemptions: int = 0
     draining: bool = False
     step: None = None
+    urgent_tokens: int = 0

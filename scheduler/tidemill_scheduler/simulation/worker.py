@@ -157,6 +157,7 @@ class SimWorker:
             self.output_tokens,
             finished,
             self._cluster.cost,
+            urgent_tokens=self._count_urgent_tokens() if interactive or self._partials[0] else 0,
         )
 
     def kv_events(self) -> KvEvents | None:
@@ -293,6 +294,14 @@ class SimWorker:
         else:
             self._decoding.cancel(seq)
         self._release(seq)
+
+    def _count_urgent_tokens(self) -> int:
+        per_hash = self._block_size * ROUTING_STRIDE
+        found = (per_hash * self.cache.find(seq.chain) for seq in self._queues[0])
+        lengths = (seq.input_tokens for seq in self._queues[0])
+        queued = sum(max(1, size - hit) for size, hit in zip(lengths, found, strict=True))
+        partial = self._partials[0]
+        return queued + (partial.num_left if partial is not None else 0)
 
     def _count_queued_tokens(self) -> int:
         version, tokens = self._queued_tokens
