@@ -70,11 +70,16 @@ def _row(figure: Figure) -> tuple[str, ...]:
         figure.what,
         figure.unit,
         figure.target,
-        f"{figure.median:,.4g}" if figure.median < 1000 else f"{figure.median:,.0f}",
-        f"{figure.worst:,.4g}" if figure.worst < 1000 else f"{figure.worst:,.0f}",
+        _number(figure.median),
+        # Without a target no direction is the worse one.
+        _number(figure.worst) if figure.target else "",
         str(len(figure.values)),
         _VERDICTS[figure.is_met],
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _first_class(outcome: Outcome) -> ClassReport:
