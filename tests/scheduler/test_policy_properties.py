@@ -450,6 +450,7 @@ def test_followers_go_elsewhere_while_a_prefix_is_computed_only_to_save_a_worker
     num_commands = 0
     #: Where each group's prefix is computed or was.
     homes: dict[bytes, set[str]] = {}
+    splits = Counter[bytes]()
 
     def play() -> None:
         nonlocal num_commands
@@ -458,12 +459,16 @@ def test_followers_go_elsewhere_while_a_prefix_is_computed_only_to_save_a_worker
             taker = dispatch.worker_id
             there = homes.setdefault(prefix, set())
             warm = any(prefix[-8:] in shard.workers[name].cached for name in there)
-            if there and taker not in there and not warm:
-                # Of several that compute it after a split, one has the rest of the group.
-                assert any(
-                    not mirror.has_room(name, dispatch) or mirror.is_crowded(name, taker)
-                    for name in there
-                )
+            is_hungry = any(
+                not mirror.has_room(name, dispatch) or mirror.is_crowded(name, taker)
+                for name in shard.workers
+                if name != taker
+            )
+            if there and taker not in there and not warm and not is_hungry:
+                # The other half of what a hungry one took belongs to a worker that comes to it now.
+                splits[prefix] -= 1
+                assert splits[prefix] >= 0
+            splits[prefix] += is_hungry
             there.add(taker)
             num_commands += 1
             mirror.workers[taker].reserve(dispatch.job.job_id, dispatch.tokens)

@@ -64,8 +64,10 @@ class PlayedWorker:
 
     def check(self) -> None:
         """It was never given more than its credit."""
-        tokens = [dispatch.tokens for dispatch in self.unread + self.waiting]
-        assert len(tokens) <= 1 or sum(tokens) <= 2 * self.info.max_num_batched_tokens
+        # Interactive jobs have credit of their own, for they go before the others.
+        for is_urgent in (False, True):
+            tokens = [d.tokens for d in self.unread + self.waiting if _is_urgent(d) == is_urgent]
+            assert len(tokens) <= 1 or sum(tokens) <= 2 * self.info.max_num_batched_tokens
         assert len(self.held) <= self.info.max_num_seqs + max(1, self.info.max_num_seqs // 8)
 
     def status(self) -> WorkerStatus:
@@ -77,6 +79,7 @@ class PlayedWorker:
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             waiting_tokens=sum(dispatch.tokens for dispatch in self.waiting),
+            urgent_tokens=sum(d.tokens for d in self.waiting if _is_urgent(d)),
             free_blocks=max(0, self.info.num_blocks - held),
             draining=self.is_draining,
             finished=tuple(finished),
@@ -215,3 +218,7 @@ class PlayedShard:
         self._num_commands += 1
         worker.unread.append(dispatch)
         self.scheduler.sent(dispatch, f"1-{self._num_commands}")
+
+
+def _is_urgent(dispatch: Dispatch) -> bool:
+    return dispatch.job.priority_class == 0
