@@ -145,3 +145,21 @@ def test_a_worker_that_found_nothing_is_asked_again_as_soon_as_a_job_comes() -> 
         shard.add(make_job(priority=priority))
         assert len(shard.tick()) == 1
         assert shard.tick() == []
+
+
+def test_what_was_not_worth_taking_from_a_worker_is_taken_over_when_it_dies() -> None:
+    shard = make_shard(scan_seconds=(float("inf"), 0.0, 0.0))
+    workers = [shard.join(max_num_seqs=1, max_num_batched_tokens=128) for _ in range(2)]
+    for _ in range(2):
+        shard.add(make_job((1, 1, 1, 1, 1), cost=321))
+    shard.tick()
+    assert len(shard.waiting) == 1, "its prefix is more than what is left of it"
+
+    [leader] = [worker for worker in workers if worker.held]
+    shard.die(leader)
+    for _ in range(2):
+        for worker in shard.workers.values():
+            shard.finish_all(worker)
+        shard.tick()
+
+    assert not shard.waiting

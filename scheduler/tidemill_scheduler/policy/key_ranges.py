@@ -100,7 +100,8 @@ class KeyRanges:
         if key_range is None:
             return
         if key_range.owner == worker_id:
-            key_range.owner = None
+            # Whoever comes next computes its prefix anyway.
+            key_range.owner, key_range.is_whole = None, False
         else:
             key_range.team.remove(worker_id)
         if key_range.is_free and key_range.count == 0 and len(self._ranges) > 1:
