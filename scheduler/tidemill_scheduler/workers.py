@@ -6,12 +6,14 @@ from typing import NamedTuple
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
 from tidemill_scheduler.jobs import WaitingJob, entry_number
 
-#: A worker may hold this many times its step budget in prompt tokens it has not computed yet.
+#: Steps beyond the one that runs for which a worker is given prompt tokens at most.
 MAX_STEPS_AHEAD = 2
 
 #: Weight of the newest acknowledgement, and of the newest step, in their means.
 _ACK_SHARE = 0.2
 _STEP_SHARE = 0.2
+#: So much of a step is no delay.
+_ACK_NOISE = 0.02
 
 #: Sequences beyond ``max_num_seqs`` that wait in the worker, as a share of it, so that a slot that
 #: becomes free is filled without a round trip.
@@ -55,10 +57,8 @@ class Worker:
         self._reported_seqs = 0
         self._reported_free = info.num_blocks
         self._reported_command = entry_number("0-0")
-        # Prompt tokens that it may hold at most.
-        self._most_tokens = MAX_STEPS_AHEAD * info.max_num_batched_tokens
-        #: Uncached tokens up to which it gets more work: what it computes in one round trip.
-        self.credit = info.max_num_batched_tokens
+        #: Uncached prompt tokens that it may have ahead.
+        self.credit = self._credit()
         #: How many sequences more than an idle worker it may hold before it counts as crowded.
         self.seq_slack = max(1, info.max_num_seqs // QUEUE_SHARE)
         #: Tokens that its KV pool can hold.
@@ -175,16 +175,14 @@ class Worker:
         self._num_settled = self._num_settled + 1 if is_settled else 0
 
     def _credit(self) -> int:
-        """A command is acknowledged after the step that was running when it came.
+        """A step's worth that runs, and as much as runs until what is sent now arrives.
 
-        So the round trip takes a whole number of steps, from one step upwards; half a step is
-        noise.
+        An acknowledgement takes a step and what the way there and back adds to it.
         """
-        budget = self.info.max_num_batched_tokens
-        if self.ack_seconds is None or not self._step_seconds:
-            return budget
-        num_steps = ceil(self.ack_seconds / self._step_seconds - 0.5)
-        return budget * min(max(num_steps, 1), MAX_STEPS_AHEAD)
+        num_steps = 1
+        if self.ack_seconds is not None and self._step_seconds:
+            num_steps = ceil(self.ack_seconds / self._step_seconds - 1 - _ACK_NOISE)
+        return self.info.max_num_batched_tokens * (1 + min(max(num_steps, 1), MAX_STEPS_AHEAD))
 
     def _has_room(self, tokens: int, ahead: int) -> bool:
         # Asked for several times in each decision, hence without helpers.
@@ -193,7 +191,8 @@ class Worker:
             return True
         if num_seqs >= self.info.max_num_seqs + self.seq_slack:
             return False
-        if ahead and (ahead >= self.credit or ahead + tokens > self._most_tokens):
+        # With less than a step ahead a long prompt must be there in time as well.
+        if ahead >= self.info.max_num_batched_tokens and ahead + tokens > self.credit:
             return False
         # One block more than the prompt fills, for the tokens to come.
         size = self.info.block_size

@@ -171,6 +171,14 @@ class DeficitRoundRobin(Generic[Key, Server]):
         share = self._shares.get(key)
         return share is not None and share.carry + share.portion <= 0
 
+    def rounds_behind(self, key: Key) -> float:
+        """Return how many rounds of the rotation an active key has had no turn; 0 before its first.
+
+        More than one, if servers had to skip it.  Raises ``KeyError``.
+        """
+        turned_at = self._shares[key].turned_at
+        return 0.0 if turned_at == -math.inf else self._rounds - turned_at
+
     def skip(self, server: Server) -> None:
         """End a server's visit because the key has nothing for it.
 

@@ -7,6 +7,7 @@ range of its own, and takes half of another's when its own is done.
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection
+from functools import partial
 from heapq import nlargest
 from operator import attrgetter
 
@@ -45,6 +46,10 @@ MAX_FOLLOWERS = 1000
 def group_depth(tokens_per_hash: int) -> int:
     """Return how many routing hashes two jobs of one group share at least."""
     return max(1, -(-GROUP_TOKENS // tokens_per_hash))
+
+
+#: Whether jobs stay in a range that share so many hashes with what its worker is at.
+_Keeps = Callable[[KeyRange, int, Load], bool]
 
 
 class PrefixOrder:
@@ -134,20 +139,24 @@ class PrefixOrder:
             return None
         return key_range.head or self._head_of(key_range)
 
-    def claim_range(self, worker_id: str, yields: Callable[[str], bool]) -> bool:
+    def claim_range(
+        self, worker_id: str, yields: Callable[[str], bool], *, at_any_cost: bool = False
+    ) -> bool:
         """Find a new range for a worker whose own is empty; false if there is none for it.
 
         It is one without owner, else half of that with the most work.  A cut through a group of
-        jobs that share a prefix makes both workers compute it, so it needs ``yields(owner)``.
+        jobs that share a prefix makes both workers compute it, so it needs ``yields(owner)``, or
+        is wanted ``at_any_cost``.
         """
         if self.peek(worker_id) is not None:
             return True
-        others = [r for r in self._ranges if r.count and not r.is_whole]
+        others = [r for r in self._ranges if r.count and (at_any_cost or not r.is_whole)]
         if free := [key_range for key_range in others if key_range.is_free]:
             self._ranges.assign(max(free, key=attrgetter("work")), worker_id)
             return True
         victims = nlargest(MAX_VICTIMS, others, key=attrgetter("share"))
-        return any(self._take_from(victim, worker_id, yields) for victim in victims)
+        keeps = _never if at_any_cost else partial(self._keeps, yields=yields)
+        return any(self._take_from(victim, worker_id, keeps) for victim in victims)
 
     def release(self, worker_id: str) -> None:
         """Forget a worker; its range is anyone's."""
@@ -257,9 +266,7 @@ class PrefixOrder:
             self._ranges.assign(key_range, worker_id)
         return key_range
 
-    def _take_from(
-        self, key_range: KeyRange, worker_id: str, yields: Callable[[str], bool]
-    ) -> bool:
+    def _take_from(self, key_range: KeyRange, worker_id: str, keeps: _Keeps) -> bool:
         if key_range.team:
             key_range = self._own_range(key_range.team[0]) or key_range
         owner = key_range.owner or ""
@@ -267,13 +274,13 @@ class PrefixOrder:
             job = self._head_of(key_range)
             depth = shared_depth(self._anchor_of(owner), job.key)
             load = Load(1, self._current.work_of(job, depth))
-            if self._keeps(key_range, depth, load, yields):
+            if keeps(key_range, depth, load):
                 return False
             self._ranges.assign(key_range, worker_id)
             return True
         cuts = self._cuts_of(key_range)
         cut = self._half(cuts)
-        if self._keeps(key_range, cut.depth, cut.above, yields):
+        if keeps(key_range, cut.depth, cut.above):
             return False
         key_range.work = cuts.load.work
         self._ranges.assign(self._ranges.split(key_range, cut), worker_id)
@@ -325,3 +332,7 @@ class PrefixOrder:
     def _in_group(self, left: bytes, right: bytes) -> bool:
         size = self._group_bytes
         return len(left) >= size and left[:size] == right[:size]
+
+
+def _never(key_range: KeyRange, depth: int, load: Load) -> bool:
+    return False

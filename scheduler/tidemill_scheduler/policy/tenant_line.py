@@ -10,6 +10,10 @@ from tidemill_scheduler.policy.prefix_order import PrefixOrder
 #: Tenants that are asked for a job for a worker before it is told that there is none.
 _MAX_TURNS = 8
 
+#: A tenant whose groups keep others from serving it has them split after so many rounds without a
+#: turn.
+_MAX_ROUNDS_BEHIND = 1.25
+
 
 class TenantLine:
     """Keeps each job in one of two lanes; tenants are served by deficit round robin over both.
@@ -168,7 +172,10 @@ class TenantLine:
         if order is None:
             return None
         job = order.peek(worker_id)
-        if job is None and yields and order.claim_range(worker_id, yields):
+        if job is not None or yields is None:
+            return job
+        is_behind = self._shares.rounds_behind(tenant) >= _MAX_ROUNDS_BEHIND
+        if order.claim_range(worker_id, yields, at_any_cost=is_behind):
             job = order.peek(worker_id)
         return job
 
