@@ -85,9 +85,10 @@ def test_dispatches_without_a_time_or_without_a_status_are_not_measured() -> Non
 
 
 @pytest.mark.parametrize(
-    ("ack_seconds", "budgets"), [(0.0, 1), (0.05, 1), (0.1, 1), (0.14, 1), (0.21, 2), (9.0, 2)]
+    ("ack_seconds", "budgets"),
+    [(0.0, 2), (0.05, 2), (0.1, 2), (0.14, 2), (0.201, 2), (0.21, 3), (0.3, 3), (9.0, 3)],
 )
-def test_the_credit_covers_the_steps_of_a_round_trip_up_to_two(
+def test_the_credit_is_the_step_that_runs_and_those_until_a_dispatch_arrives_up_to_two(
     ack_seconds: float, budgets: int
 ) -> None:
     worker = make_worker(max_num_batched_tokens=1000)
@@ -97,27 +98,83 @@ def test_the_credit_covers_the_steps_of_a_round_trip_up_to_two(
     assert worker.credit == budgets * 1000
 
 
-def test_before_anything_is_measured_the_credit_is_one_step() -> None:
+def test_before_anything_is_measured_the_credit_is_two_steps() -> None:
     worker = make_worker(max_num_batched_tokens=1000)
-    assert worker.credit == 1000
+    assert worker.credit == 2000
 
     worker.update(WorkerStatus(step_seconds=0.1), 1.0)
 
-    assert worker.credit == 1000
+    assert worker.credit == 2000
 
 
-def test_a_worker_a_round_trip_away_gets_a_second_step_of_work_and_no_third() -> None:
+def make_busy(seconds: float) -> Worker:
+    """A worker with steps of 0.1 s and 1,000 tokens that acknowledges after so many seconds."""
     worker = make_worker(max_num_batched_tokens=1000, num_blocks=1000)
-    near = make_worker(max_num_batched_tokens=1000, num_blocks=1000)
-    acknowledge(worker, 0.3, step_seconds=0.1)
-    acknowledge(near, 0.1, step_seconds=0.1)
-    job = make_job(cost=500)
-    held = {}
-    for subject in (worker, near):
-        subject.update(WorkerStatus(last_command="1-0", num_running=1, free_blocks=999), 2000.0)
-        held[subject] = 0
-        while subject.fits(job, 500):
-            subject.reserve(f"job-{held[subject]}", 500)
-            held[subject] += 1
+    acknowledge(worker, seconds, step_seconds=0.1)
+    worker.update(WorkerStatus(last_command="1-0", num_running=1, free_blocks=999), 2000.0)
+    return worker
 
-    assert (held[worker], held[near]) == (4, 2)
+
+def fill(worker: Worker, tokens: int, *, is_urgent: bool = False) -> int:
+    """Reserve jobs of so many tokens while they fit; returns how many."""
+    number = 0
+    while worker.fits(make_job(cost=tokens), tokens, is_urgent=is_urgent):
+        worker.reserve(f"{tokens}-{is_urgent}-{number}", tokens, is_urgent=is_urgent)
+        number += 1
+    return number
+
+
+@pytest.mark.parametrize(("seconds", "tokens"), [(0.1, 2000), (0.3, 3000)])
+def test_a_worker_farther_away_gets_a_third_step_of_work_and_no_fourth(
+    seconds: float, tokens: int
+) -> None:
+    worker = make_busy(seconds)
+
+    assert 500 * fill(worker, 500) == tokens
+    assert not worker.has_credit
+
+
+def test_one_long_prompt_queues_ahead_where_less_than_a_step_is() -> None:
+    worker = make_busy(0.1)
+    worker.reserve("short", 999)
+    assert fill(worker, 5000) == 1
+
+    # It is not charged anew for what it has, but nothing joins it.
+    assert worker.outstanding_tokens == 5999
+    assert not worker.fits(make_job(cost=1), 1)
+
+
+def test_behind_a_step_of_work_a_prompt_goes_only_within_the_credit() -> None:
+    worker = make_busy(0.1)
+    worker.reserve("a step", 1000)
+
+    assert not worker.fits(make_job(cost=1001), 1001)
+    assert worker.fits(make_job(cost=1000), 1000)
+
+
+def test_only_urgent_tokens_are_in_the_way_of_urgent_jobs() -> None:
+    worker = make_busy(0.1)
+    assert fill(worker, 500) == 4
+    assert worker.has_urgent_credit and not worker.has_credit
+
+    assert fill(worker, 500, is_urgent=True) == 4
+    assert not worker.has_urgent_credit
+    assert (worker.outstanding_tokens, worker.urgent_tokens) == (4000, 2000)
+
+
+def test_urgent_tokens_are_in_the_way_of_all_other_jobs() -> None:
+    worker = make_busy(0.1)
+
+    assert fill(worker, 500, is_urgent=True) == 4
+    assert fill(worker, 500) == 0
+
+
+def test_urgent_tokens_that_a_status_reports_count_towards_their_credit() -> None:
+    worker = make_busy(0.1)
+    computing = {"last_command": "1-0", "num_running": 1, "free_blocks": 999}
+    worker.update(WorkerStatus(**computing, waiting_tokens=1900, urgent_tokens=1900), 3.0)
+    assert not worker.fits(make_job(cost=500), 500, is_urgent=True)
+
+    worker.update(WorkerStatus(**computing, waiting_tokens=1900, urgent_tokens=900), 4.0)
+    assert worker.fits(make_job(cost=500), 500, is_urgent=True)
+    assert not worker.fits(make_job(cost=500), 500)
