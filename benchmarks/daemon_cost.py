@@ -1,4 +1,4 @@
-"""Measure what the daemon's decisions cost: the order of bulk jobs, and memory.
+"""Measure what the daemon's decisions cost: the whole scheduler, the order of bulk jobs, memory.
 
     python benchmarks/daemon_cost.py --jobs 1000 10000 100000 --json figures.json
 
@@ -10,7 +10,12 @@ How to read the table
   us          microseconds of processor time for one operation on this machine, median
   rounds      the same in rounds of the calibration loop, median. It hardly depends on the machine
               or on what else it does: compare this one.
-  add         a job begins to wait while an epoch runs
+  arrival     a job begins to wait in the scheduler, whatever lane that puts it in
+  decision    a job is chosen for a worker and sent, of about ten at a time
+  status      a worker's report takes it from what is under way to what is done
+  KV hash     one routing hash that a worker tells to be in its cache
+  tick p99    a whole tick, the slowest of a hundred
+  add         a job begins to wait in the order of bulk jobs while an epoch runs
   take+peek   a worker looks at its next job, takes it and looks at the one behind it
   remove      a waiting job is cancelled
   epoch       an epoch begins, all workers are given places and one its range
@@ -31,11 +36,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
-from typing import Any
+from typing import Any, Protocol
 
 from daemon_jobs import TOKENS_PER_HASH, JobSource
 from rich.console import Console
 from rich.table import Table
+from scheduler_costs import SchedulerCosts, Timing, make_scheduler
 
 from tidemill_scheduler.policy.prefix_order import PrefixOrder
 
@@ -80,13 +86,11 @@ class Calibration:
         return (process_time() - began) / _ROUNDS
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """So many operations of one name took so many seconds together."""
+class Costs(Protocol):
+    """Something that is measured."""
 
-    name: str
-    seconds: float
-    count: int
+    def timings(self) -> Iterator[Timing]:
+        """Do each operation once, or often enough to be timed."""
 
 
 class OrderCosts:
@@ -177,12 +181,12 @@ def measure_memory(num_jobs: int, num_hashes: int) -> dict[str, float]:
 
 
 def print_growth(num_jobs: int, num_hashes: int) -> None:
-    """The child's part: fill an order and print by how many bytes this process grew."""
+    """The child's part: fill a scheduler and print by how many bytes this process grew."""
     source = JobSource(num_jobs, num_hashes)
     before = resident_bytes()
-    order = PrefixOrder(["worker"], TOKENS_PER_HASH)
+    scheduler = make_scheduler(1)
     for job in source.jobs(num_jobs):
-        order.add(job)
+        scheduler.add_job(job)
     print(resident_bytes() - before)
 
 
@@ -192,7 +196,7 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def measure(costs: OrderCosts, calibration: Calibration, repeat: int) -> dict[str, Any]:
+def measure(costs: Costs, calibration: Calibration, repeat: int) -> dict[str, Any]:
     """Time everything ``repeat`` times, calibrated before and after; return medians."""
     samples: dict[str, list[Sample]] = {}
     for _ in range(repeat):
@@ -216,18 +220,27 @@ def medians(runs: Sequence[Sample]) -> dict[str, Any]:
 
 def print_report(out: Console, figures: dict[str, Any]) -> None:
     """Print a table of the operations, and the memory."""
-    table = Table(title=f"{OrderCosts.title}, {figures['workers']} workers")
+    for title, key in (
+        (SchedulerCosts.title, "scheduler"),
+        (f"{OrderCosts.title}, {figures['workers']} workers", "costs"),
+    ):
+        print_table(out, title, figures[key])
+    if memory := figures["memory"]:
+        what = f"{memory['jobs']:,} waiting jobs with {8 * memory['hashes']} B keys"
+        out.print(f"{what}: {memory['bytes'] / 1e6:,.0f} MB, {memory['per_job']:,.0f} B each")
+
+
+def print_table(out: Console, title: str, figures: dict[str, Any]) -> None:
+    """Print the operations of one thing for each number of jobs."""
+    table = Table(title=title)
     table.add_column("waiting jobs", justify="right")
     for column in ("operation", "us", "rounds"):
         table.add_column(column, justify="left" if column == "operation" else "right")
-    for num_jobs, costs in figures["costs"].items():
+    for num_jobs, costs in figures.items():
         for name, cost in costs.items():
             row = (f"{int(num_jobs):,}", name, f"{cost['us']:,.1f}", f"{cost['rounds']:,.1f}")
             table.add_row(*row, end_section=name == list(costs)[-1])
     out.print(table)
-    if memory := figures["memory"]:
-        what = f"{memory['jobs']:,} waiting jobs with {8 * memory['hashes']} B keys"
-        out.print(f"{what}: {memory['bytes'] / 1e6:,.0f} MB, {memory['per_job']:,.0f} B each")
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -252,8 +265,10 @@ def main() -> None:
         print_growth(*options.memory_child)
         return
     calibration = Calibration()
-    costs = {}
+    costs, scheduler = {}, {}
     for num_jobs in options.jobs:
+        scheduler_costs = SchedulerCosts(num_jobs, options.hashes)
+        scheduler[str(num_jobs)] = measure(scheduler_costs, calibration, options.repeat)
         order_costs = OrderCosts(num_jobs, options.workers, options.hashes)
         costs[str(num_jobs)] = measure(order_costs, calibration, options.repeat)
     memory = (
@@ -264,6 +279,7 @@ def main() -> None:
         "machine": platform.machine(),
         "workers": options.workers,
         "hashes": options.hashes,
+        "scheduler": scheduler,
         "costs": costs,
         "memory": memory,
     }

@@ -14,6 +14,9 @@ SMALL = ["--jobs", "500", "4000", "--workers", "50", "--repeat", "3", "--memory-
 #: Limits in rounds with 4,000 jobs and 50 workers: three times what was measured, and more.
 LIMITS = {"add": 40, "take+peek": 30, "remove": 20, "epoch": 2500, "steal": 900}
 
+#: The same for a job in the whole scheduler, where a tick has some 80 decisions.
+SCHEDULER_LIMITS = {"arrival": 80, "decision": 250, "status": 90, "KV hash": 8, "tick p99": 30_000}
+
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -32,6 +35,16 @@ def run_program(*arguments: str) -> str:
 @pytest.mark.parametrize("name", LIMITS)
 def test_an_operation_stays_below_its_limit(figures: Any, name: str) -> None:
     assert 0 < figures["costs"]["4000"][name]["rounds"] <= LIMITS[name]
+
+
+@pytest.mark.parametrize("name", SCHEDULER_LIMITS)
+def test_a_job_stays_below_its_limits_in_the_scheduler(figures: Any, name: str) -> None:
+    assert 0 < figures["scheduler"]["4000"][name]["rounds"] <= SCHEDULER_LIMITS[name]
+
+
+def test_a_decision_hardly_costs_more_with_eight_times_as_many_jobs(figures: Any) -> None:
+    few, many = (figures["scheduler"][size]["decision"]["rounds"] for size in ("500", "4000"))
+    assert many <= 2.5 * few
 
 
 @pytest.mark.parametrize("name", ["add", "take+peek", "remove"])

@@ -66,11 +66,12 @@ class Lanes:
         self._num_passed = 0
         self._requeued = PrefixOrder(fleet.ids(), tokens_per_hash)
         self._num_jobs = [0] * NUM_CLASSES
+        self._count = 0
         #: Prompt tokens that wait in each class, shared ones included.
         self.tokens = [0] * NUM_CLASSES
 
     def __len__(self) -> int:
-        return len(self._requeued) + sum(self._num_jobs)
+        return len(self._requeued) + self._count
 
     @property
     def num_requeued(self) -> int:
@@ -112,6 +113,7 @@ class Lanes:
             self._sort_out()
         self._busy.add(rank)
         self._num_jobs[rank] += 1
+        self._count += 1
         self.tokens[rank] += job.cost
         self._ageing.add(job)
         line: TenantLine = self._lines[job.priority]
@@ -238,6 +240,7 @@ class Lanes:
     def _left(self, job: WaitingJob) -> None:
         rank = class_of(job.priority)
         self._num_jobs[rank] -= 1
+        self._count -= 1
         self.tokens[rank] -= job.cost
         if not self._lines[job.priority] and len(self._lines) > _MAX_LINES:
             del self._lines[job.priority]

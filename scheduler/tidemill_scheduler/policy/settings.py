@@ -19,7 +19,7 @@ class PolicySettings:
     #: Tokens that a class of weight 1 may use in a turn.
     class_quantum: int = 1024
     #: Tokens that a tenant may use in a turn.
-    tenant_quantum: int = 4096
+    tenant_quantum: int = 2048
     #: An output token counts as so many prompt tokens when tenants are charged.
     output_weight: int = 4
     #: Seconds of waiting work from which on jobs of a class are put in prefix order; the
