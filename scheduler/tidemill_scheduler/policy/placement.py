@@ -102,8 +102,7 @@ class Placement:
             worker = self._fleet[heappop(self._heap)[2]]
             job = self._next_for(worker)
             if job is None:
-                self._idle[worker.info.worker_id] = None
-                self._is_barren = True
+                self._found_nothing(worker)
             elif not (target := self._target_of(job, worker)).can_hold(job):
                 self._set_aside(job)
                 self._push(worker)
@@ -114,6 +113,12 @@ class Placement:
                 self._after(worker, target)
         self._end()
         return dispatches
+
+    def _found_nothing(self, worker: Worker) -> None:
+        # One that was open to interactive jobs alone waits for its next status.
+        if worker.has_credit:
+            self._idle[worker.info.worker_id] = None
+            self._is_barren = True
 
     def _begin(self, moment: Moment, barred: Collection[str]) -> None:
         self._moment = moment
