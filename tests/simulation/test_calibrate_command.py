@@ -85,7 +85,7 @@ def test_a_bad_line_within_a_log_is_refused_with_its_number(
     log = write_log(tmp_path / "steps.jsonl", 60)
     lines = log.read_text().splitlines()
     log.write_text("\n".join([*lines[:7], line, *lines[7:]]))
-    assert f"line 8 of {log} is no step" in message_of(calibrate(str(log)))
+    assert f"{log}, line 8: this is not a step" in message_of(calibrate(str(log)))
 
 
 def test_a_log_that_is_not_there_is_refused(calibrate: Calibrate, tmp_path: Path) -> None:

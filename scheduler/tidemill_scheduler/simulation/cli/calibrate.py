@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill.service.step_fit import fit_step_cost
+from tidemill.service.step_log import read_step_log
 
 #: Fewer steps than this tell too little.
 MIN_STEPS = 50
@@ -41,7 +41,7 @@ def calibrate(
     Example: `tidemill up -- --step-log steps.jsonl`, some load, then
     `tidemill calibrate steps.jsonl -o cost.json` and `tidemill simulate rag1 --cost cost.json`.
     """
-    steps = [step for path in step_log for step in read_steps(path)]
+    steps = [step for path in step_log for step in read_step_log(path)]
     cost = fit_step_cost(steps) if len(steps) >= MIN_STEPS else None
     if cost is None:
         raise ConfigError(
@@ -51,24 +51,6 @@ def calibrate(
     Console().print(_table(cost, steps))
     if output is not None:
         _write(output, cost)
-
-
-def read_steps(path: Path) -> list[StepFeatures]:
-    """Return the steps of a log; raises ``ConfigError`` naming the line."""
-    steps = []
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"step_log: {path} cannot be read: {error.strerror}") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            steps.append(StepFeatures.model_validate_json(line))
-        except ValidationError as error:
-            # The last line of a worker that was killed may be half a line.
-            if number == len(lines):
-                break
-            raise ConfigError(f"step_log: line {number} of {path} is no step") from error
-    return steps
 
 
 def _table(cost: StepCost, steps: list[StepFeatures]) -> Table:
