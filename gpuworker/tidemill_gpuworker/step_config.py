@@ -16,7 +16,9 @@ class StepConfig:
 
     While an interactive or standard sequence decodes, prefills are cut so that a step is predicted
     to take ``tpot_slo_seconds`` at most (0: no limit).  A batch sequence is admitted only if no
-    more than ``batch_kv_share`` of the KV blocks are held then.  Raises ``ConfigError``.
+    more than ``batch_kv_share`` of the KV blocks are held then.  Steps that prefill for interactive
+    sequences leave decodes of batch ones out, ``max_paused_steps`` in a row at most (0: none).
+    Raises ``ConfigError``.
     """
 
     max_model_len: int
@@ -26,11 +28,14 @@ class StepConfig:
     enable_chunked_prefill: bool = True
     tpot_slo_seconds: float = 0.0
     batch_kv_share: float = 0.85
+    max_paused_steps: int = 64
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 _reject(f"{name} is {getattr(self, name)}", "Set it to 1 or more.")
+        if self.max_paused_steps < 0:
+            _reject("max_paused_steps is negative", "Set it to 0 to never pause batch decodes.")
         if self.long_prefill_token_threshold < 0:
             _reject("long_prefill_token_threshold is negative", "Set it to 0 for no limit.")
         # Decodes alone must never use up a step, or a prefill in progress could wait for ever.

@@ -29,6 +29,11 @@ class StepDraft:
             return wanted
         return self._time.most_tokens(start, wanted)
 
+    def let_in(self, num_tokens: int) -> None:
+        """Hold so many tokens more however little time there is."""
+        if self._time is not None:
+            self._time.let_in(num_tokens)
+
     def schedule(self, seq: Sequence, num_tokens: int) -> None:
         """Add the next ``num_tokens`` tokens of ``seq``."""
         item = ScheduledSequence(seq, seq.num_computed_tokens, num_tokens)

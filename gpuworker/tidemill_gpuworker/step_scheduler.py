@@ -3,6 +3,7 @@
 from collections.abc import Iterable, ValuesView
 
 from tidemill.protocol.step_cost import StepCost
+from tidemill_gpuworker.batch_pause import BatchPause
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.length_check import check_length
 from tidemill_gpuworker.sequence import PriorityClass, Sequence, SequenceStatus
@@ -19,6 +20,7 @@ class StepScheduler:
     Every step serves decodes first.  What is left of its budget goes to prefills, the interactive
     ones before the standard and the batch ones, and within a class those in progress before those
     that wait.  So a prefill in progress stands still as long as more urgent ones use whole steps.
+    A step that prefills for the interactive class leaves the decodes of the batch class out.
     When blocks run out, the least urgent running sequence is preempted, the newest of the batch
     class first: it gives up its blocks and computes its tokens again later.  The most urgent one is
     never preempted, so every sequence ends.
@@ -45,6 +47,7 @@ class StepScheduler:
         self._running: dict[str, Sequence] = {}
         self._sequences: dict[str, Sequence] = {}
         self._num_added = 0
+        self._pause = BatchPause(config.max_paused_steps)
         self._plan: StepPlan | None = None
         self._admitted: list[Sequence] = []
 
@@ -117,13 +120,19 @@ class StepScheduler:
         prefills: list[Sequence] = []
         for seq in self.running:
             (prefills if seq.num_uncomputed_tokens > 1 else decodes).append(seq)
+        paused = self._pause.choose(decodes, is_wanted=self._has_interactive_prefill(prefills))
+        decodes = [seq for seq in decodes if seq not in paused] if paused else decodes
         draft = StepDraft(self.config.max_num_batched_tokens, self._time_budget(decodes))
         self._continue(decodes, draft)
-        for priority_class in PriorityClass:
-            self._continue([s for s in prefills if s.priority_class is priority_class], draft)
-            # Blocks are short after a preemption: whoever came in now would be preempted next.
-            if self._waiting and not draft.preempted:
-                self._admit_waiting(self._waiting.of_class(priority_class), draft)
+        self._prefill(PriorityClass.INTERACTIVE, prefills, draft)
+        # A leader of another class counts too: its tokens are what interactive followers wait for.
+        if not self._admitted and not any(seq in draft for seq in prefills):
+            # There is no room for the interactive ones, perhaps until batch sequences end.
+            draft.let_in(len(paused))
+            self._continue(paused, draft)
+        self._prefill(PriorityClass.STANDARD, prefills, draft)
+        self._prefill(PriorityClass.BATCH, prefills, draft)
+        self._pause.count(is_pause=any(seq not in draft for seq in paused))
         plan = draft.plan()
         self._plan = plan if plan.scheduled else None
         return plan
@@ -162,6 +171,20 @@ class StepScheduler:
             return None
         least_tokens = len(decodes) + self.block_manager.block_size
         return TimeBudget(self.step_cost, seconds, least_tokens)
+
+    def _has_interactive_prefill(self, prefills: list[Sequence]) -> bool:
+        interactive = PriorityClass.INTERACTIVE
+        return any(seq.priority_class is interactive for seq in prefills) or bool(
+            self._waiting.of_class(interactive)
+        )
+
+    def _prefill(
+        self, priority_class: PriorityClass, prefills: list[Sequence], draft: StepDraft
+    ) -> None:
+        self._continue([s for s in prefills if s.priority_class is priority_class], draft)
+        # Blocks are short after a preemption: whoever came in now would be preempted next.
+        if self._waiting and not draft.preempted:
+            self._admit_waiting(self._waiting.of_class(priority_class), draft)
 
     def _continue(self, seqs: Iterable[Sequence], draft: StepDraft) -> None:
         for seq in seqs:

@@ -21,6 +21,10 @@ class TimeBudget:
         self._seconds = seconds - cost.base
         self._least_tokens = least_tokens
 
+    def let_in(self, num_tokens: int) -> None:
+        """Let so many tokens more in however little time there is."""
+        self._least_tokens += num_tokens
+
     def spend(self, start: int, num_tokens: int) -> None:
         """Take off the tokens of a sequence from position ``start`` on."""
         self._seconds -= self._takes(start, num_tokens)

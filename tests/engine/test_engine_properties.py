@@ -41,6 +41,7 @@ class Limits:
     threshold: int
     chunked: bool
     caching: bool
+    most_paused: int
 
     @property
     def max_model_len(self) -> int:
@@ -54,6 +55,7 @@ class Limits:
             max_num_batched_tokens=budget,
             long_prefill_token_threshold=self.threshold,
             enable_chunked_prefill=self.chunked,
+            max_paused_steps=self.most_paused,
         )
         blocks = BlockManager(
             self.num_blocks, self.block_size, watermark=0.1, enable_prefix_caching=self.caching
@@ -86,6 +88,7 @@ LIMITS = st.builds(
     threshold=st.sampled_from([0, 0, 1, 3, 7]),
     chunked=st.sampled_from([True, True, True, False]),
     caching=st.sampled_from([True, True, True, False]),
+    most_paused=st.sampled_from([0, 1, 3, 64]),
 )
 FAILURES = st.sets(st.integers(1, 25), max_size=4)
 
@@ -229,7 +232,9 @@ def test_every_sequence_gets_its_own_tokens_and_every_block_comes_back(
 def test_with_room_enough_no_full_block_is_ever_computed_twice(
     all_prompts: list[list[int]], block_size: int, budget: int, threshold: int
 ) -> None:
-    limits = Limits(block_size, 400, 10, budget, threshold, chunked=True, caching=True)
+    limits = Limits(
+        block_size, 400, 10, budget, threshold, chunked=True, caching=True, most_paused=64
+    )
     # With a last token of its own no prompt begins another one, and the order does not matter.
     ended = [[*prompt, 100 + number] for number, prompt in enumerate(all_prompts)]
     work = Workload(limits, [Job(prompt, 3, 0, None, 0, None) for prompt in ended])

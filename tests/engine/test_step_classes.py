@@ -70,14 +70,6 @@ def test_the_classes_share_a_step_in_order() -> None:
     assert counts(plan) == {interactive.seq_id: 1, standard.seq_id: 1, batch.seq_id: 18}
 
 
-def test_decodes_of_batch_sequences_go_on_beside_interactive_prefills() -> None:
-    scheduler = make_scheduler()
-    batch = add(scheduler, 10, 1)
-    advance(scheduler)
-    urgent = add(scheduler, 200, -1)
-    assert counts(advance(scheduler)) == {batch.seq_id: 1, urgent.seq_id: 31}
-
-
 def test_batch_sequences_leave_fifteen_percent_of_the_cache_to_others() -> None:
     scheduler = make_scheduler(100, budget=400)
     add(scheduler, 200, 1)
