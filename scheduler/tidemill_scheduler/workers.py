@@ -100,6 +100,13 @@ class Worker:
         )
 
     @property
+    def is_full(self) -> bool:
+        """Whether it lacks a sequence slot or KV blocks for any job, whatever its credit."""
+        num_seqs = self._reported_seqs + len(self._in_flight)
+        has_slot = num_seqs < self.info.max_num_seqs + self.seq_slack
+        return num_seqs > 0 and (not has_slot or self._reported_free <= 1)
+
+    @property
     def has_credit(self) -> bool:
         """Whether it could take a job of one token."""
         return self._has_room(1, self._reported_tokens + self._in_flight_tokens)

@@ -10,6 +10,9 @@ NUM_CLASSES = 3
 
 DEFAULT_AGE_SECONDS = 30.0
 
+#: Jobs that have left and are still remembered, beside as many as wait.
+_SLACK = 1024
+
 
 def class_of(priority: int) -> int:
     """Return the class of a priority: 0 interactive, 1 standard, 2 batch."""
@@ -31,7 +34,13 @@ class Ageing:
 
     def add(self, job: WaitingJob) -> None:
         """Note that a job waits."""
-        self._classes[class_of(job.priority)].append(job)
+        jobs = self._classes[class_of(job.priority)]
+        self._first(jobs)
+        if len(jobs) > 2 * len(self._waiting) + _SLACK:
+            kept = [known for known in jobs if self._waiting.get(known.job_id) is known]
+            jobs.clear()
+            jobs.extend(kept)
+        jobs.append(job)
 
     def risen(self, priority: int, now: float) -> WaitingJob | None:
         """Return the job that waits longest of those that a job of ``priority`` must not precede.

@@ -12,6 +12,9 @@ _DEFAULT_COST = StepCost()
 #: A worker not heard of lately counts as busy for so long: it may be about to be found dead.
 _STALE_SECONDS = 60.0
 
+#: A worker without a slot counts as busy for so long: nobody knows when a sequence ends.
+_FULL_SECONDS = 5.0
+
 #: Weight of the newest step in the rate of a worker that has not fitted its own costs yet.
 _RATE_SHARE = 0.2
 
@@ -102,7 +105,9 @@ class Fleet:
     def seconds(self, worker_id: str, tokens: int) -> float:
         """Return how long a worker has to prefill so many tokens."""
         seconds = tokens * self._costs[worker_id].per_token
-        return seconds + _STALE_SECONDS if worker_id in self._stale else seconds
+        if worker_id in self._stale:
+            seconds += _STALE_SECONDS
+        return seconds + _FULL_SECONDS if self._workers[worker_id].is_full else seconds
 
     def _set_cost(self, worker_id: str, cost: StepCost) -> None:
         known = self._costs.get(worker_id)

@@ -1,6 +1,8 @@
 """The waiting jobs of one model, and whose turn it is."""
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 
 from sortedcontainers import SortedDict
 
@@ -18,7 +20,8 @@ from tidemill_scheduler.policy.tenant_line import TenantLine
 #: While jobs wait that have risen in class, so many others go out between two of theirs.
 MAX_PASSED = 7
 
-#: Priorities without jobs are remembered up to this number, with what their tenants owe.
+#: So many priorities have an interactive lane, and are remembered without jobs, with what their
+#: tenants owe.
 _MAX_LINES = 32
 
 #: Whether a worker gives up half of a group it works on; None where nothing is to be taken over.
@@ -109,15 +112,15 @@ class Lanes:
             return self._requeued.add(job)
         rank = class_of(job.priority)
         if job.priority not in self._lines:
-            self._lines[job.priority] = self._make_line(rank)
-            self._sort_out()
+            made = self._lines[job.priority] = self._make_line(rank)
+            insort(self._by_rank[rank], (job.priority, made), key=itemgetter(0))
         self._busy.add(rank)
         self._num_jobs[rank] += 1
         self._count += 1
         self.tokens[rank] += job.cost
         self._ageing.add(job)
         line: TenantLine = self._lines[job.priority]
-        is_interactive = self._is_interactive(rank)
+        is_interactive = len(self._lines) <= _MAX_LINES and self._is_interactive(rank)
         if not is_interactive and rank == NUM_CLASSES - 1:
             line.unbind_all()
         return line.add(job, now, is_interactive=is_interactive)
@@ -227,7 +230,8 @@ class Lanes:
         if len(self._lines) < 2:
             return None
         job = self._ageing.risen(priority, now)
-        return None if job is None else job.priority
+        # One that was set aside waits without a line.
+        return None if job is None or job.priority not in self._lines else job.priority
 
     def _is_interactive(self, rank: int) -> bool:
         if not rank:
@@ -244,19 +248,10 @@ class Lanes:
         self.tokens[rank] -= job.cost
         if not self._lines[job.priority] and len(self._lines) > _MAX_LINES:
             del self._lines[job.priority]
-            self._sort_out()
+            lines = self._by_rank[rank]
+            del lines[bisect_left(lines, job.priority, key=itemgetter(0))]
         if not self._num_jobs[rank]:
             self._busy.discard(rank)
-
-    def _sort_out(self) -> None:
-        self._by_rank = [
-            [
-                (priority, line)
-                for priority, line in self._lines.items()
-                if class_of(priority) == rank
-            ]
-            for rank in range(NUM_CLASSES)
-        ]
 
     def _make_line(self, rank: int) -> TenantLine:
         loads = self._fleet if rank else UrgentFleet(self._fleet)

@@ -33,6 +33,7 @@ class ModelDesk:
 
     def __init__(
         self,
+        model: str,
         waiting: dict[str, WaitingJob],
         settings: PolicySettings,
         block_size: int,
@@ -40,6 +41,7 @@ class ModelDesk:
         age_seconds: float,
         weight_of: Callable[[str], float],
     ) -> None:
+        self.model = model
         self._waiting = waiting
         self.block_size = block_size
         tokens_per_hash = ROUTING_STRIDE * block_size

@@ -110,8 +110,7 @@ class Scheduler:
         job = self._jobs.pop(job_id)
         desk = self._desks[job.model]
         desk.remove(job)
-        if not len(desk) and not len(desk.fleet):
-            del self._desks[job.model]
+        self._drop_if_empty(desk)
 
     def forget(self, job_id: str) -> bool:
         """Forget a job that has ended; false if it does not wait here."""
@@ -133,7 +132,9 @@ class Scheduler:
 
     def remove_worker(self, worker_id: str) -> None:
         """Forget a worker with its credit; raises ``KeyError``."""
-        self._desk_of.pop(worker_id).remove_worker(worker_id, self._now)
+        desk = self._desk_of.pop(worker_id)
+        desk.remove_worker(worker_id, self._now)
+        self._drop_if_empty(desk)
 
     def update_worker(self, worker_id: str, status: WorkerStatus, now: float) -> None:
         """Take in a worker's status; one of an unknown worker is ignored."""
@@ -194,21 +195,26 @@ class Scheduler:
         found = (d.find_hopeless(now, patience, MAX_PER_TICK) for d in self._desks.values())
         return [pair for pairs in found for pair in pairs]
 
+    def _drop_if_empty(self, desk: ModelDesk) -> None:
+        if not len(desk) and not len(desk.fleet) and self._desks.get(desk.model) is desk:
+            del self._desks[desk.model]
+
     def _desk(self, model: str) -> ModelDesk:
         if model not in self._desks:
-            self._desks[model] = self._make_desk(DEFAULT_BLOCK_SIZE)
+            self._desks[model] = self._make_desk(model, DEFAULT_BLOCK_SIZE)
         return self._desks[model]
 
     def _rebuild(self, model: str, block_size: int) -> ModelDesk:
         """Order a model's jobs anew, for workers whose hashes stand for other numbers of tokens."""
-        desk = self._desks[model] = self._make_desk(block_size)
+        desk = self._desks[model] = self._make_desk(model, block_size)
         for job in self._jobs.values():
             if job.model == model:
                 desk.add(job, self._now)
         return desk
 
-    def _make_desk(self, block_size: int) -> ModelDesk:
+    def _make_desk(self, model: str, block_size: int) -> ModelDesk:
         return ModelDesk(
+            model,
             self._jobs,
             self._settings,
             block_size,

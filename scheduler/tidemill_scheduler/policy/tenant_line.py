@@ -107,13 +107,13 @@ class TenantLine:
         if len(self._num_jobs) == 1:
             [tenant] = self._num_jobs
             job = self._next_of(tenant, worker_id, now, yields)
-            return job or (None if yields is None else self._interactive.steal(worker_id, now))
+            return job or (None if yields is None else self._steal(worker_id, now))
         # A group is split only for a worker that finds nothing else.
         job = self._in_turn(worker_id, now, None if yields is None else _never)
         if job is not None or yields is None:
             return job
         job = self._in_turn(worker_id, now, yields)
-        return job or self._interactive.steal(worker_id, now)
+        return job or self._steal(worker_id, now)
 
     def is_bound(self, job: WaitingJob) -> bool:
         """Whether a job waits in the interactive lane."""
@@ -156,7 +156,7 @@ class TenantLine:
         return None
 
     def _choices(self, worker_id: str) -> Collection[str] | None:
-        bound = self._interactive.tenants(worker_id)
+        bound = self._bound_tenants(worker_id)
         if not self._orders:
             return bound
         if not len(self._interactive):
@@ -166,7 +166,7 @@ class TenantLine:
     def _next_of(
         self, tenant: str, worker_id: str, now: float, yields: Callable[[str], bool] | None
     ) -> WaitingJob | None:
-        if tenant in self._interactive.tenants(worker_id):
+        if tenant in self._bound_tenants(worker_id):
             return self._interactive.peek(worker_id, tenant, now)
         order = self._orders.get(tenant)
         if order is None:
@@ -178,6 +178,13 @@ class TenantLine:
         if order.claim_range(worker_id, yields, at_any_cost=is_behind):
             job = order.peek(worker_id)
         return job
+
+    def _bound_tenants(self, worker_id: str) -> Collection[str]:
+        # An empty lane is not asked: it would begin to follow all workers.
+        return self._interactive.tenants(worker_id) if len(self._interactive) else ()
+
+    def _steal(self, worker_id: str, now: float) -> WaitingJob | None:
+        return self._interactive.steal(worker_id, now) if len(self._interactive) else None
 
     def _order_of(self, tenant: str) -> PrefixOrder:
         if tenant not in self._orders:
