@@ -17,8 +17,9 @@ from tidemill_scheduler.simulation.baselines.simple import PrefixHashRing, PullF
 from tidemill_scheduler.simulation.policies import POLICIES, make_policy
 from tidemill_scheduler.simulation.status import SimFinished, SimStatus
 
-#: Tokens of a step; routing hashes stand for 64 tokens, so a path of four fills a prompt of 256.
-BUDGET = 256
+#: Tokens of a step.  Routing hashes stand for 64 tokens, so a path of four fills a prompt of 256,
+#: which is all that a worker has ahead.
+BUDGET = 128
 ALL_ROUTERS = (PullFifo, RoundRobin, PrefixHashRing, SglangStyle, DynamoStyle, LmetricStyle)
 
 
@@ -231,7 +232,7 @@ def test_dynamo_style_holds_jobs_back_while_all_workers_have_four_steps_ahead() 
 
 
 def test_a_queued_job_counts_with_what_its_worker_must_compute() -> None:
-    stage = Stage(DynamoStyle(), num_workers=1, budget=200)
+    stage = Stage(DynamoStyle(), num_workers=1, budget=180)
     stage.stores("w0", (1, 2))
     stage.submit(prompt("running", (9,), cost=250), prompt("a", (1, 2, 3, 4), cost=256))
 
