@@ -65,6 +65,56 @@ def test_a_cancelled_sequence_leaves_nothing_behind() -> None:
     assert batch.pop_ended() == [kept]
 
 
+def test_a_pause_holds_the_batch_class_where_it_is_and_lets_the_others_go_on() -> None:
+    batch = DecodeBatch(StepCost())
+    watched, bulk = make_sequence(0, 10, 4), make_sequence(1, 20, 3, priority=1)
+    batch.add(watched)
+    batch.add(bulk)
+    batch.advance(1)
+    batch.pause(2)
+    assert (batch.count, batch.context, batch.num_prompt) == (1, 10 + 1 + 1, 1)
+    batch.advance(1)
+    batch.advance(1)
+    assert batch.pop_ended() == [watched]
+
+    batch.resume()
+
+    assert (batch.count, batch.context, batch.num_prompt) == (1, 20 + 1 + 1, 0)
+    assert batch.steps_to_end() == 1
+    batch.advance(1)
+    assert batch.pop_ended() == [bulk]
+    assert (batch.count, batch.context, batch.num_prompt) == (0, 0, 0)
+
+
+def test_what_comes_and_goes_during_a_pause_counts_after_it() -> None:
+    batch = DecodeBatch(StepCost())
+    first, second = (make_sequence(number, 20, 9, priority=1) for number in (0, 1))
+    batch.add(first)
+    batch.pause(5)
+    batch.add(second)
+    batch.advance(1)
+    assert (batch.count, batch.context) == (0, 0)
+    batch.cancel(first)
+
+    batch.resume()
+
+    assert (batch.count, batch.context) == (1, 20 + 1)
+    assert batch.steps_to_end() == 8
+
+
+def test_so_many_steps_in_a_row_are_paused_and_no_more() -> None:
+    batch = DecodeBatch(StepCost())
+    batch.add(make_sequence(0, 20, 99, priority=1))
+    paused = []
+    for _ in range(7):
+        batch.resume()
+        batch.pause(2)
+        paused.append(batch.is_paused)
+        batch.advance(1)
+
+    assert paused == [True, True, False, True, True, False, True]
+
+
 @given(
     st.lists(st.integers(1, 100_000), min_size=1, max_size=50),
     st.integers(1, 3000),

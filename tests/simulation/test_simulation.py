@@ -394,6 +394,7 @@ def test_a_job_that_no_worker_can_hold_is_refused() -> None:
         ({"num_workers": 0}, "num_workers"),
         ({"num_workers": 1, "rtt_seconds": -1.0}, "rtt_seconds"),
         ({"num_workers": 1, "batch_ceiling": 1.5}, "batch_ceiling"),
+        ({"num_workers": 1, "max_paused_steps": -1}, "max_paused_steps"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused(settings: dict[str, float], field: str) -> None:

@@ -107,6 +107,51 @@ def test_interactive_prompts_go_before_batch_prompts_that_came_first() -> None:
     assert ended == [("job2", 18.0, 18.0), ("job1", 30.0, 30.0)]
 
 
+def test_batch_decodes_are_left_out_while_an_interactive_prompt_is_computed() -> None:
+    worker = make_worker()
+    worker.receive(make_sequence(1, [], 4, 3, BATCH))
+    worker.receive(make_sequence(2, [], 4, 2, STANDARD))
+    assert worker.begin(0.0) == 9.0
+    worker.complete(9.0)
+    worker.receive(make_sequence(3, [], 14, 1, INTERACTIVE))
+
+    # 1 + 7 tokens take 9 s.  The other 7 are computed in the next step without a decode, as the
+    # standard job has ended; then the batch job gets its last two tokens in 2 s each.
+    assert run_to_end(worker, 9.0) == [
+        ("job2", 9.0, 18.0),
+        ("job3", 26.0, 26.0),
+        ("job1", 9.0, 30.0),
+    ]
+    assert (worker.output_tokens, worker.num_steps) == (6, 5)
+
+
+def test_batch_decodes_are_left_out_of_so_many_steps_in_a_row_at_most() -> None:
+    worker = make_worker(max_paused_steps=2)
+    worker.receive(make_sequence(1, [], 8, 3, BATCH))
+    assert worker.begin(0.0) == 9.0
+    worker.complete(9.0)
+    worker.receive(make_sequence(2, [], 39, 1, INTERACTIVE))
+
+    # Chunks of 8, 8, 7 and a decode, 8, 8; then the last token.
+    assert run_to_end(worker, 9.0) == [("job2", 54.0, 54.0), ("job1", 9.0, 56.0)]
+
+
+def test_batch_decodes_go_on_while_an_interactive_prompt_has_no_room() -> None:
+    worker = make_worker(max_seqs=1)
+    worker.receive(make_sequence(1, [], 8, 4, BATCH))
+    worker.receive(make_sequence(2, [], 8, 1, INTERACTIVE))
+    worker.receive(make_sequence(3, [], 8, 1, INTERACTIVE))
+
+    ended = run_to_end(worker)
+
+    assert [job for job, _, _ in ended] == ["job2", "job3", "job1"]
+    worker.receive(make_sequence(4, [], 8, 3, BATCH))
+    assert worker.begin(0.0) == 9.0
+    worker.complete(9.0)
+    worker.receive(make_sequence(5, [], 8, 1, INTERACTIVE))
+    assert run_to_end(worker, 9.0) == [("job4", 9.0, 13.0), ("job5", 22.0, 22.0)]
+
+
 def test_the_batch_class_is_admitted_up_to_the_ceiling_and_others_to_the_watermark() -> None:
     # 100 blocks of one token; two stay free.
     worker = make_worker(kv_tokens=100, watermark=0.02, batch_ceiling=0.5, step_tokens=1000)

@@ -24,9 +24,11 @@ class Cluster:
     ``step_tokens`` is the token budget of a step, ``rtt_seconds`` what passes between a dispatch
     and its arrival plus what passes on the way back.  KV events arrive up to ``kv_lag_seconds``
     late, by a delay that each worker keeps.  ``watermark`` of the KV cache stays free while
-    anything runs, and the batch class is admitted up to ``batch_ceiling`` of it.  With
-    ``tick_seconds`` decisions wait for the next multiple of it; with ``heartbeat_seconds`` idle
-    workers report so often.  At most ``max_waiting`` jobs of bulk workloads wait in the policy.
+    anything runs, and the batch class is admitted up to ``batch_ceiling`` of it.  Its decodes are
+    left out of steps that prefill for the interactive class, ``max_paused_steps`` in a row at most
+    (0: none).  With ``tick_seconds`` decisions wait for the next multiple of it; with
+    ``heartbeat_seconds`` idle workers report so often.  At most ``max_waiting`` jobs of bulk
+    workloads wait in the policy.
     """
 
     num_workers: int
@@ -40,6 +42,7 @@ class Cluster:
     tpot_slo_seconds: float = 0.0
     watermark: float = 0.01
     batch_ceiling: float = 0.85
+    max_paused_steps: int = 64
     macro_steps: bool = True
     hints: bool = True
     tick_seconds: float = 0.0
@@ -56,6 +59,11 @@ class Cluster:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{name}: {value} is no duration", fix="Give 0 or more seconds.")
+        if self.max_paused_steps < 0:
+            raise ConfigError(
+                f"max_paused_steps: {self.max_paused_steps} is negative",
+                fix="Give the steps that the batch class may be left out of, or 0 for none.",
+            )
         if not 0 <= self.watermark < self.batch_ceiling <= 1:
             raise ConfigError(
                 f"batch_ceiling: {self.batch_ceiling} is not between the watermark and 1",

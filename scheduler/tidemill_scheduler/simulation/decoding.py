@@ -6,41 +6,74 @@ from heapq import heappop, heappush
 from tidemill.protocol.step_cost import StepCost
 from tidemill_scheduler.simulation.sequence import Sequence
 
+_BATCH_CLASS = 2
+
+
+class _Group:
+    """Sequences that take every step together; its sums hold whether it takes the next or not."""
+
+    __slots__ = ("context", "count", "ends", "num_steps")
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[int, int, Sequence]] = []
+        self.num_steps = 0
+        self.count = 0
+        self.context = 0
+
 
 class DecodeBatch:
-    """Ends its sequences by step number, so that a step costs nothing for those that go on."""
+    """Ends its sequences by step number, so that a step costs nothing for those that go on.
+
+    Those of the batch class can be left out of steps.
+    """
 
     def __init__(self, cost: StepCost) -> None:
         self._per_token, self._per_context = cost.per_token, cost.per_context
         self._base = cost.base
-        self._ends: list[tuple[int, int, Sequence]] = []
-        #: Steps taken so far.
-        self.num_steps = 0
-        #: Sequences that produce a token in each step.
+        self._watched, self._bulk = _Group(), _Group()
+        self._groups = (self._watched, self._bulk)
+        #: Whether the next step leaves the batch class out, and how many before it did, in a row.
+        self.is_paused = False
+        self.num_paused_steps = 0
+        #: Sequences that produce a token in the next step.
         self.count = 0
         #: Those of them that somebody waits for: not of the batch class.
         self.num_prompt = 0
         #: Tokens that the next step attends to.
         self.context = 0
 
+    def pause(self, most: int) -> None:
+        """Leave the batch class out of the next step, unless the last ``most`` steps did so."""
+        if self._bulk.count and not self.is_paused and self.num_paused_steps < most:
+            self.is_paused = True
+            self.count -= self._bulk.count
+            self.context -= self._bulk.context
+
+    def resume(self) -> None:
+        """Let the next step serve all classes again."""
+        if self.is_paused:
+            self.is_paused = False
+            self.count += self._bulk.count
+            self.context += self._bulk.context
+
     def add(self, seq: Sequence) -> None:
         """Let a sequence go on that has produced its first token."""
-        self.count += 1
-        self.num_prompt += seq.priority_class < 2
-        self.context += seq.input_tokens + 1
-        heappush(self._ends, (self.num_steps + seq.output_tokens - 1, seq.number, seq))
+        group = self._group_of(seq)
+        heappush(group.ends, (group.num_steps + seq.output_tokens - 1, seq.number, seq))
+        self._count(group, 1, seq.input_tokens + 1)
 
     def cancel(self, seq: Sequence) -> None:
         """Take a sequence out in the middle."""
-        entry = next(entry for entry in self._ends if entry[2] is seq)
-        num_done = seq.output_tokens - 1 - (entry[0] - self.num_steps)
-        self._ends.remove(entry)
-        self._ends.sort()
-        self._drop(seq, seq.input_tokens + 1 + num_done)
+        group = self._group_of(seq)
+        entry = next(entry for entry in group.ends if entry[2] is seq)
+        num_done = seq.output_tokens - 1 - (entry[0] - group.num_steps)
+        group.ends.remove(entry)
+        group.ends.sort()
+        self._count(group, -1, -(seq.input_tokens + 1 + num_done))
 
     def steps_to_end(self) -> int:
-        """Return after how many steps the next sequence ends; the batch is not empty."""
-        return self._ends[0][0] - self.num_steps
+        """Return after how many steps the next sequence ends; none is paused, one is there."""
+        return min(group.ends[0][0] - group.num_steps for group in self._groups if group.ends)
 
     def seconds(self, steps: int) -> float:
         """Return how long so many steps take while nothing else happens.
@@ -69,20 +102,33 @@ class DecodeBatch:
 
     def advance(self, steps: int) -> None:
         """Let so many steps pass; no sequence may end before the last of them."""
-        self.num_steps += steps
+        self.num_paused_steps = self.num_paused_steps + steps if self.is_paused else 0
         self.context += self.count * steps
+        for group in self._groups:
+            if group is self._watched or not self.is_paused:
+                group.num_steps += steps
+                group.context += group.count * steps
 
     def pop_ended(self) -> list[Sequence]:
         """Take out the sequences that have produced all their tokens."""
         ended: list[Sequence] = []
-        ends, now = self._ends, self.num_steps
-        while ends and ends[0][0] <= now:
-            seq = heappop(ends)[2]
-            self._drop(seq, seq.input_tokens + seq.output_tokens)
-            ended.append(seq)
+        for group in self._groups:
+            ends = group.ends
+            while ends and ends[0][0] <= group.num_steps:
+                seq = heappop(ends)[2]
+                self._count(group, -1, -(seq.input_tokens + seq.output_tokens))
+                ended.append(seq)
         return ended
 
-    def _drop(self, seq: Sequence, context: int) -> None:
-        self.count -= 1
-        self.num_prompt -= seq.priority_class < 2
-        self.context -= context
+    def _group_of(self, seq: Sequence) -> _Group:
+        return self._bulk if seq.priority_class == _BATCH_CLASS else self._watched
+
+    def _count(self, group: _Group, sequences: int, context: int) -> None:
+        group.count += sequences
+        group.context += context
+        if group is self._watched:
+            self.num_prompt += sequences
+        elif self.is_paused:
+            return
+        self.count += sequences
+        self.context += context

@@ -22,7 +22,8 @@ class SimWorker:
     """Steps as a real worker does; whoever owns it tells it the time.
 
     The prompt's tokens and the output's are reserved when a sequence is admitted, so none is ever
-    preempted.  In each class one prefill at a time is incomplete.
+    preempted.  In each class one prefill at a time is incomplete.  Steps that prefill for the
+    interactive class leave the decodes of the batch class out.
     """
 
     def __init__(self, number: int, cluster: Cluster, tokens_per_hash: int) -> None:
@@ -56,6 +57,7 @@ class SimWorker:
         self._seconds = 0.0
         self._budget = 0
         self._time_left = math.inf
+        self._is_blocked = False
         self._finished: list[Sequence] = []
         self._to_cancel: list[Sequence] = []
         #: Sequences admitted since their owner looked last.
@@ -175,20 +177,31 @@ class SimWorker:
         return KvSnapshot(seq=self._kv_seq, digests=pack_key(self.cache.digests()))
 
     def _plan(self) -> None:
-        self._chunks = []
+        self._chunks, self._is_blocked = [], False
+        self._decoding.resume()
+        if self._queues[0] or self._partials[0] is not None:
+            self._decoding.pause(self._cluster.max_paused_steps)
+        self._open_step()
+        self._plan_class(0)
+        if self._decoding.is_paused and not self._chunks:
+            # Whom the batch class was to make way for has no room: perhaps until that ends.
+            self._decoding.resume()
+            self._open_step()
+        for priority_class in _CLASSES[1:]:
+            self._plan_class(priority_class)
+
+    def _open_step(self) -> None:
         self._budget = self._cluster.step_tokens - self._decoding.count
         self._time_left = self._spare_seconds()
-        is_blocked = False
-        for priority_class in _CLASSES:
-            partial, queue = self._partials[priority_class], self._queues[priority_class]
-            if partial is not None:
-                self._compute(partial)
-            elif not queue:
-                continue
-            while queue and self._budget > 0 and not is_blocked:
-                is_blocked = not self._admit(queue[0])
-                if not is_blocked:
-                    self._compute(queue.popleft())
+
+    def _plan_class(self, priority_class: int) -> None:
+        partial, queue = self._partials[priority_class], self._queues[priority_class]
+        if partial is not None:
+            self._compute(partial)
+        while queue and self._budget > 0 and not self._is_blocked:
+            self._is_blocked = not self._admit(queue[0])
+            if not self._is_blocked:
+                self._compute(queue.popleft())
 
     def _spare_seconds(self) -> float:
         slo, decoding = self._cluster.tpot_slo_seconds, self._decoding
