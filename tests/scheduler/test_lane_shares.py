@@ -41,7 +41,7 @@ def test_jobs_in_prefix_order_are_not_passed_by_ones_of_their_tenant_that_come_l
 @pytest.mark.parametrize("rank", [1, 2])
 def test_interactive_jobs_that_never_end_leave_the_other_classes_their_shares(rank: int) -> None:
     """The worker computes a quarter of its credit between two statuses."""
-    shard = make_shard()
+    shard = make_shard(urgent_seconds=0.1)
     worker = shard.join(max_num_batched_tokens=1000)
     given = [0, 0, 0]
     waiting_tokens, num_commands = 0, 0

@@ -166,10 +166,10 @@ class DeficitRoundRobin(Generic[Key, Server]):
         share.idle_since = self._rounds
         self._remember(share)
 
-    def owes(self, key: Key) -> bool:
-        """Whether a key has used so much that it passes its next turn."""
+    def debt(self, key: Key) -> float:
+        """Return the tokens for which a key passes turns, 0 if it has its next one."""
         share = self._shares.get(key)
-        return share is not None and share.carry + share.portion <= 0
+        return 0.0 if share is None else max(0.0, -(share.carry + share.portion))
 
     def rounds_behind(self, key: Key) -> float:
         """Return how many rounds of the rotation an active key has had no turn; 0 before its first.

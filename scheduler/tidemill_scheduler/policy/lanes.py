@@ -85,9 +85,12 @@ class Lanes:
     def has_urgent(self) -> bool:
         """Whether interactive jobs wait beside others, which must not hold them up.
 
-        Not where their class has used more than its share: then the others go first.
+        Not where their class has used much more than its share: then the others go first.
         """
-        return 0 in self._busy and len(self._busy) > 1 and not self._shares.owes(0)
+        if 0 not in self._busy or len(self._busy) == 1:
+            return False
+        burst = self._settings.urgent_seconds * self._fleet.tokens_per_second
+        return self._shares.debt(0) <= burst
 
     @property
     def work(self) -> tuple[float, float, float]:

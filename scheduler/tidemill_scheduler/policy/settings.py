@@ -27,5 +27,8 @@ class PolicySettings:
     scan_seconds: tuple[float, float, float] = (float("inf"), 30.0, 2.0)
     #: Waiting jobs from which on they are, whatever the seconds.
     max_bound: tuple[float, float, float] = (float("inf"), 10_000.0, 256.0)
+    #: Seconds of the workers' time that the interactive class may use beyond its share before the
+    #: others are served first.
+    urgent_seconds: float = 10.0
     #: Shared tokens from which on jobs make a group that is kept on one worker.
     group_tokens: int = 128
