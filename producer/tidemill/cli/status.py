@@ -124,7 +124,8 @@ def _load(worker: WorkerSnapshot) -> tuple[str, ...]:
         str(report.num_running),
         str(report.num_waiting),
         f"{used:.0%} of {worker.info.num_blocks}",
-        f"{report.cached_tokens / max(1, report.prompt_tokens):.0%}",
+        # Prompt tokens are those that were computed.
+        f"{report.cached_tokens / max(1, report.cached_tokens + report.prompt_tokens):.0%}",
         f"{report.step_seconds * 1000:.0f} ms",
     )
 
