@@ -1,7 +1,9 @@
 """Block tables: which KV blocks a sequence holds, and which prefixes are already computed."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.messages import KvEvents, KvSnapshot
@@ -98,6 +100,14 @@ class BlockManager:
             count += 1
         seq.num_prefix_blocks = count
         return count
+
+    def count_shared(self, seq: Sequence, before: Sequence | None) -> int:
+        """Return how many blocks of a prefix are cached, or will be once ``before`` is computed."""
+        count = self.count_prefix(seq)
+        if before is None:
+            return count
+        limit = min(self._max_prefix_blocks(seq), before.num_tokens // self.block_size)
+        return bisect_left(range(limit), True, lo=count, key=partial(self._differ, seq, before))
 
     def awaits(self, seq: Sequence, prefix: list[int], leader: Sequence) -> bool:
         """Whether the first block that ``prefix`` lacks is the one that ``leader`` fills next."""
@@ -212,6 +222,9 @@ class BlockManager:
             extra = None if hashes else seq.extra_keys
             hashes.append(hash_block(parent, seq.token_slice(start, start + size), extra))
         return hashes[index]
+
+    def _differ(self, left: Sequence, right: Sequence, index: int) -> bool:
+        return self._block_hash(left, index) != self._block_hash(right, index)
 
 
 def _check_sizes(num_blocks: int, block_size: int, watermark: float) -> None:

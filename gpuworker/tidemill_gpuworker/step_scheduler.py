@@ -68,7 +68,7 @@ class StepScheduler:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens still to be prefilled, without those that the prefix cache already holds."""
+        """Tokens still to be prefilled, without those that the prefix cache holds by then."""
         return self._count_prefill(self._waiting, self.running)
 
     @property
@@ -78,12 +78,15 @@ class StepScheduler:
         return self._count_prefill(waiting, (seq for seq in self.running if seq.priority < 0))
 
     def _count_prefill(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> int:
-        blocks = self.block_manager
-        prefixes = ((seq, blocks.block_size * blocks.count_prefix(seq)) for seq in waiting)
-        left = (seq.num_uncomputed_tokens for seq in running)
-        return sum(seq.num_tokens - prefix for seq, prefix in prefixes) + sum(
-            count for count in left if count > 1
-        )
+        # What one computes is not computed again by the one behind it.
+        blocks, before, count = self.block_manager, None, 0
+        for seq in running:
+            if seq.num_uncomputed_tokens > 1:
+                before, count = seq, count + seq.num_uncomputed_tokens
+        for seq in waiting:
+            count += seq.num_tokens - blocks.block_size * blocks.count_shared(seq, before)
+            before = seq
+        return count
 
     def add(self, seq: Sequence) -> None:
         """Put a new sequence in the queue; raises ``InvalidRequest`` if it can never run."""

@@ -426,18 +426,39 @@ def test_a_waiting_sequence_can_be_aborted() -> None:
     scheduler.check_integrity()
 
 
-def test_waiting_tokens_are_those_no_prefix_covers() -> None:
+def test_waiting_tokens_are_those_no_prefix_covers_and_what_neighbours_share_is_one() -> None:
     scheduler = make_scheduler(budget=16, max_num_seqs=1)
     prompt = list(range(12))
     scheduler.add(make_seq([*prompt, *own_prompt(1, 20)]))
     scheduler.add(make_seq([*prompt, 99]))
-    assert scheduler.num_waiting_tokens == 32 + 13
+    assert scheduler.num_waiting_tokens == 32 + 1
 
     advance(scheduler)
     assert scheduler.num_waiting_tokens == 16 + 1
 
     advance(scheduler)
     assert scheduler.num_waiting_tokens == 1
+
+
+def test_waiting_tokens_that_the_prefill_under_way_will_compute_are_counted_with_it() -> None:
+    scheduler = make_scheduler(budget=16)
+    prompt = own_prompt(1, 40)
+    for last in range(3):
+        scheduler.add(make_seq([*prompt, last]))
+
+    advance(scheduler)
+
+    assert len(scheduler.waiting) == 2
+    assert scheduler.num_waiting_tokens == (41 - 16) + 1 + 1
+
+
+def test_without_a_prefix_cache_waiting_sequences_share_no_tokens() -> None:
+    scheduler = make_scheduler()
+    scheduler.block_manager.enable_prefix_caching = False
+    for last in range(3):
+        scheduler.add(make_seq([*own_prompt(1, 12), last]))
+
+    assert scheduler.num_waiting_tokens == 3 * 13
 
 
 def test_cached_output_of_an_earlier_attempt_is_no_cached_prompt() -> None:

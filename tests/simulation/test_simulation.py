@@ -16,6 +16,7 @@ from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy.placement import Dispatch
 from tidemill_scheduler.policy.scheduler import Scheduler
 from tidemill_scheduler.simulation.cluster import Cluster, Faults
+from tidemill_scheduler.simulation.generators import eval57
 from tidemill_scheduler.simulation.policy import Policy
 from tidemill_scheduler.simulation.report import Report
 from tidemill_scheduler.simulation.simulator import Simulation
@@ -405,3 +406,15 @@ def test_a_cluster_that_cannot_be_is_refused(settings: dict[str, float], field: 
 def test_workloads_of_different_block_sizes_do_not_mix() -> None:
     with pytest.raises(ConfigError, match="tokens for each hash"):
         Simulation(small_cluster(), [make_workload([([], 1, 1)]), make_random_workload(1)])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_workers_far_away_do_not_run_dry_between_statuses(seed: int) -> None:
+    """Only the way there at the beginning and the way back at the end is lost."""
+    workload = eval57(seed, 0.1)
+    makespans = {}
+    for rtt_seconds in (0.0, 0.005, 0.02):
+        cluster = Cluster(2, step_tokens=2048, rtt_seconds=rtt_seconds)
+        makespans[rtt_seconds] = Simulation(cluster, workload).run(make_scheduler()).makespan
+
+    assert max(makespans.values()) <= 1.01 * makespans[0.0]

@@ -302,3 +302,20 @@ def _digests(text: bytes) -> list[int]:
 @pytest.mark.parametrize("macro_steps", [True, False])
 def test_an_idle_worker_begins_nothing(macro_steps: bool) -> None:
     assert make_worker(macro_steps=macro_steps).begin(1.0) is None
+
+
+def test_waiting_tokens_that_the_sequence_before_computes_are_counted_once() -> None:
+    worker = make_worker(max_seqs=1)
+    worker.receive(make_sequence(1, [1, 2, 3], 14, 1, INTERACTIVE))
+    worker.receive(make_sequence(2, [1, 2, 4], 15, 1, INTERACTIVE))
+    worker.receive(make_sequence(3, [1, 2, 4], 13, 1))
+
+    status = worker.status()
+    assert status.urgent_tokens == 14 + 15 - 8
+    assert status.waiting_tokens == 14 + (15 - 8) + 13
+
+    # 8 of the first one's tokens are in the step; the last 6 it will compute too.
+    end = worker.begin(0.0)
+    assert end is not None
+    worker.complete(end)
+    assert worker.status().urgent_tokens == (14 - 8) + (15 - 8)

@@ -1,7 +1,9 @@
 """A simulated worker: one continuous batch, chunked prefill, a paged KV cache, and no tokens."""
 
 import math
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from typing import cast
 
 from tidemill.protocol.messages import FinishedSequence, KvEvents, KvSnapshot, WorkerInfo
@@ -309,20 +311,33 @@ class SimWorker:
         self._release(seq)
 
     def _count_urgent_tokens(self) -> int:
-        per_hash = self._block_size * ROUTING_STRIDE
-        found = (per_hash * self.cache.find(seq.chain) for seq in self._queues[0])
-        lengths = (seq.input_tokens for seq in self._queues[0])
-        queued = sum(max(1, size - hit) for size, hit in zip(lengths, found, strict=True))
         partial = self._partials[0]
+        queued = self._count_tokens(self._queues[:1])
         return queued + (partial.num_left if partial is not None else 0)
 
     def _count_queued_tokens(self) -> int:
         version, tokens = self._queued_tokens
         if version != self.cache.version:
-            per_hash = self._block_size * ROUTING_STRIDE
-            tokens = 0
-            for queue in self._queues:
-                for seq in queue:
-                    tokens += max(1, seq.input_tokens - per_hash * self.cache.find(seq.chain))
+            tokens = self._count_tokens(self._queues)
             self._queued_tokens = (self.cache.version, tokens)
         return tokens
+
+    def _count_tokens(self, queues: Iterable[Iterable[Sequence]]) -> int:
+        """What one computes is not computed again by the one behind it."""
+        per_hash = self._block_size * ROUTING_STRIDE
+        tokens = 0
+        for before, queue in zip(self._partials, queues, strict=False):
+            for seq in queue:
+                known = _count_shared(seq, before, self.cache.find(seq.chain))
+                tokens += max(1, seq.input_tokens - per_hash * known)
+                before = seq
+        return tokens
+
+
+def _count_shared(seq: Sequence, before: Sequence | None, known: int) -> int:
+    """Hashes that are cached, or will be once ``before`` is computed; ``known`` of them are."""
+    if before is None:
+        return known
+    left, right = seq.chain, before.chain
+    shared = range(min(len(left), len(right)))
+    return bisect_left(shared, True, lo=known, key=lambda index: left[index] != right[index])
