@@ -172,6 +172,7 @@ class JobRunner:
         self._departed.append(
             FinishedSequence(
                 job_id=job_id,
+                prompt_tokens=seq.num_prompt_tokens if seq else 0,
                 cached_tokens=(seq.num_cached_tokens or 0) if seq else 0,
                 output_tokens=len(seq.output_ids) - seq.num_resumed_tokens if seq else 0,
             )

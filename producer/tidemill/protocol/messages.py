@@ -227,9 +227,14 @@ class ModelCard(WireModel):
 
 
 class FinishedSequence(WireModel):
-    """What a job that left a worker had cost there: prompt tokens from the cache, output tokens."""
+    """What a job that left a worker had cost there.
+
+    ``prompt_tokens`` is the length of its prompt, 0 if it was never known, ``cached_tokens`` those
+    of them that were cached.
+    """
 
     job_id: Name
+    prompt_tokens: Natural = 0
     cached_tokens: Natural = 0
     output_tokens: Natural = 0
 

@@ -29,7 +29,9 @@ class Accounts:
 
     def cost(self, job: WaitingJob, sequence: FinishedSequence) -> float:
         """Return what a job has cost, in prompt tokens."""
-        computed = max(0, job.cost - sequence.cached_tokens)
+        # What a pointer claims is good for an estimate; the worker has counted.
+        length = sequence.prompt_tokens or job.cost
+        computed = max(0, length - sequence.cached_tokens)
         return computed + self._output_weight * sequence.output_tokens
 
     def charged(self, worker_id: str, running: Running) -> None:

@@ -26,6 +26,8 @@ class Fleet:
         self._workers: dict[str, Worker] = {}
         self._costs: dict[str, StepCost] = {}
         self._stale: frozenset[str] = frozenset()
+        # Those that take more work, in the order they came.
+        self._open: dict[str, None] = {}
         #: Prompt tokens that all workers compute in a second; 0 without workers.
         self.tokens_per_second = 0.0
 
@@ -49,15 +51,25 @@ class Fleet:
         """The ids of all workers."""
         return self._workers.keys()
 
+    def open_ids(self) -> KeysView[str]:
+        """The ids of the workers that take more work; it shows how things stand at any time."""
+        return self._open.keys()
+
+    def drains(self, worker_id: str) -> None:
+        """Note that a worker takes no more work."""
+        self._open.pop(worker_id, None)
+
     def add(self, worker: Worker) -> None:
         """Take in a worker, of whose speed nothing is known."""
         self._workers[worker.info.worker_id] = worker
+        self._open[worker.info.worker_id] = None
         self._set_cost(worker.info.worker_id, _DEFAULT_COST)
 
     def remove(self, worker_id: str) -> None:
         """Forget a worker."""
         self.tokens_per_second -= _speed(self._costs.pop(worker_id))
         del self._workers[worker_id]
+        self._open.pop(worker_id, None)
         if not self._workers:
             self.tokens_per_second = 0.0
 

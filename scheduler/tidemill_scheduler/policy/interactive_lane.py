@@ -18,7 +18,7 @@ _NUM_REPRICED = 8
 _NUM_UNCHANGED = 4
 
 #: Jobs without a worker that get one whenever the lane is asked for something.
-_NUM_ADOPTED = 16
+_NUM_ADOPTED = 4
 
 
 class InteractiveLane:

@@ -67,7 +67,7 @@ class Lanes:
         # The priority ahead of all others of the class whose turn it was last.
         self._head = 0
         self._num_passed = 0
-        self._requeued = PrefixOrder(fleet.ids(), tokens_per_hash)
+        self._requeued = PrefixOrder(fleet.open_ids(), tokens_per_hash)
         self._num_jobs = [0] * NUM_CLASSES
         self._count = 0
         #: Prompt tokens that wait in each class, shared ones included.
@@ -271,7 +271,7 @@ class Lanes:
         )
 
     def _make_order(self) -> PrefixOrder:
-        return PrefixOrder(self._fleet.ids(), self._tokens_per_hash, is_thrifty=True)
+        return PrefixOrder(self._fleet.open_ids(), self._tokens_per_hash, is_thrifty=True)
 
 
 #: Either order of a model's waiting jobs.

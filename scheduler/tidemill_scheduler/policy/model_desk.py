@@ -125,6 +125,7 @@ class ModelDesk:
         worker = self.fleet[worker_id]
         if status.draining and not worker.is_draining:
             # Its jobs would wait for it in vain; it never takes up work again under this id.
+            self.fleet.drains(worker_id)
             self.lanes.release(worker_id, now)
         worker.update(status, now)
         self.fleet.learn(worker_id, status)

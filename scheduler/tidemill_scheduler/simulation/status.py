@@ -13,6 +13,7 @@ class SimFinished(NamedTuple):
     job_id: str
     cached_tokens: int
     output_tokens: int
+    prompt_tokens: int = 0
 
 
 @dataclass(slots=True)
