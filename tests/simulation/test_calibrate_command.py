@@ -99,13 +99,40 @@ def test_too_few_steps_are_refused(calibrate: Calibrate, tmp_path: Path, num_ste
     assert f"{num_steps} steps are too few" in message_of(calibrate(str(log)))
 
 
-def test_steps_that_took_no_time_tell_nothing(calibrate: Calibrate, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 1e-300, 1e300])
+def test_steps_that_took_no_time_or_years_tell_nothing(
+    calibrate: Calibrate, tmp_path: Path, seconds: float
+) -> None:
+    log, output = tmp_path / "steps.jsonl", tmp_path / "cost.json"
+    step = StepFeatures(prefill_tokens=5, seconds=seconds)
+    log.write_text((step.model_dump_json() + "\n") * 60)
+    message = message_of(calibrate(str(log), "-o", str(output)))
+    assert "step_log: seconds: only 0 of 60 steps took from 1e-09 to 3,600 s" in message
+    assert not output.exists()
+
+
+def test_one_line_without_its_end_is_no_step(calibrate: Calibrate, tmp_path: Path) -> None:
     log = tmp_path / "steps.jsonl"
-    log.write_text((StepFeatures(prefill_tokens=5).model_dump_json() + "\n") * 60)
-    assert "step_log" in message_of(calibrate(str(log)))
+    log.write_text("this is no log")
+    message = message_of(calibrate(str(log)))
+    assert "0 steps are too few" in message and "without its end does not count" in message
 
 
 def test_an_output_that_cannot_be_written_is_refused(calibrate: Calibrate, tmp_path: Path) -> None:
     log = write_log(tmp_path / "steps.jsonl", 60)
     message = message_of(calibrate(str(log), "-o", str(tmp_path / "missing" / "cost.json")))
     assert "cannot be written" in message
+
+
+def test_an_output_that_cannot_be_written_is_told_before_logs_are_read(
+    calibrate: Calibrate, tmp_path: Path
+) -> None:
+    message = message_of(calibrate(str(tmp_path / "none.jsonl"), "-o", str(tmp_path)))
+    assert message.startswith("output:") and "is not a file" in message
+
+
+def test_a_refused_log_leaves_the_costs_of_before(calibrate: Calibrate, tmp_path: Path) -> None:
+    output = tmp_path / "cost.json"
+    output.write_text("{}")
+    message_of(calibrate(str(tmp_path / "none.jsonl"), "-o", str(output)))
+    assert output.read_text() == "{}"

@@ -1,10 +1,14 @@
 """``tidemill simulate`` in this process: what it prints, writes and refuses."""
 
+import errno
 import importlib.util
 import json
+import math
+import re
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result as Outcome
@@ -13,6 +17,7 @@ from typer.testing import CliRunner
 from tidemill.cli.main import app
 from tidemill.protocol.errors import ConfigError, InvalidRequest, TidemillError
 from tidemill.protocol.step_cost import StepCost
+from tidemill_scheduler.simulation.cluster import Cluster
 from tidemill_scheduler.simulation.policies import POLICIES
 
 Simulate = Callable[..., Outcome]
@@ -149,11 +154,50 @@ def test_a_cache_that_holds_no_prompt_is_refused(simulate: Simulate, trace: Path
     assert "kv_tokens" in str(error_of(simulate(str(trace), "--kv-tokens", "512")))
 
 
-def test_step_costs_that_are_none_are_refused(simulate: Simulate, tmp_path: Path) -> None:
+COSTS = {"base": 0.006, "per_token": 3e-5, "per_pair": 1e-9, "per_context": 5e-8}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "has no field base"),
+        (json.dumps({"base": 0.006}), "has no field per_token"),
+        (json.dumps(COSTS | {"base": -1}), "base in .* is not a number from 0 to 3,600 s"),
+        (json.dumps(COSTS | {"per_pair": 1e300}), "per_pair in .* from 0 to 3,600 s"),
+        (json.dumps(COSTS | {"per_context": float("nan")}), "per_context in .* from 0 to 3,600 s"),
+        (json.dumps(COSTS | {"per_token": "3"}), "per_token in .* from 0 to 3,600 s"),
+        (json.dumps(COSTS | {"base": True}), "base in .* from 0 to 3,600 s"),
+        (json.dumps(COSTS | {"per_toke": 1}), "unknown field 'per_toke'"),
+        (json.dumps(dict.fromkeys(COSTS, 0)), r"base \+ per_token \+ per_context.* below 1e-09 s"),
+        (json.dumps(dict.fromkeys(COSTS, 0) | {"per_pair": 1}), "below 1e-09 s"),
+        ("[]", "not a JSON object"),
+        ("{", "not JSON"),
+        ("\udcff", "not JSON"),
+    ],
+)
+def test_step_costs_that_are_none_are_refused_in_one_short_line(
+    simulate: Simulate, tmp_path: Path, text: str, message: str
+) -> None:
     path = tmp_path / "cost.json"
-    path.write_text('{"base": -1}')
-    assert "cost.json" in str(error_of(simulate(*SMALL, "--cost", str(path))))
-    assert "none.json" in str(error_of(simulate(*SMALL, "--cost", str(tmp_path / "none.json"))))
+    path.write_text(text, errors="surrogateescape")
+    error = error_of(simulate(str(tmp_path / "none.jsonl"), "--cost", str(path)))
+    assert isinstance(error, ConfigError)
+    assert re.search(f"^cost: .*{message}", error.one_line())
+    assert len(error.one_line().replace(str(path), "")) < 160
+
+
+def test_step_costs_that_cannot_be_read_are_refused(simulate: Simulate, tmp_path: Path) -> None:
+    for path in (tmp_path / "none.json", tmp_path):
+        error = error_of(simulate(*SMALL, "--cost", str(path)))
+        assert f"cost: {path} cannot be read" in str(error)
+
+
+@pytest.mark.parametrize("name", ["base", "per_token", "per_context"])
+def test_a_step_may_cost_one_thing_alone(simulate: Simulate, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(dict.fromkeys(COSTS, 0) | {name: 1e-3}))
+    for report in reports_of(simulate(*SMALL, "--json", "--cost", str(path))).values():
+        assert report["num_finished"] == report["num_jobs"]
 
 
 @pytest.mark.parametrize(
@@ -164,6 +208,41 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_runs(
 ) -> None:
     error = error_of(simulate(str(tmp_path / "none.jsonl"), "--plot", str(tmp_path / name)))
     assert message in str(error)
+
+
+@pytest.mark.parametrize("kind", ["directory", "loop"])
+def test_a_plot_where_no_file_can_be_is_refused_before_anything_runs(
+    simulate: Simulate, tmp_path: Path, kind: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "chart.svg"
+    if kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to(path)
+    error = error_of(simulate(str(tmp_path / "none.jsonl"), "--plot", str(path)))
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith(f"plot: {path} ")
+
+
+def test_a_disk_that_fills_up_meanwhile_is_told_in_one_line(
+    simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(figure.Figure, "savefig", fail)
+    path = tmp_path / "chart.svg"
+    error = error_of(simulate(*SMALL, "--plot", str(path)))
+    assert f"plot: {path} cannot be written: No space left on device" in str(error)
+
+
+def test_a_plot_that_comes_to_nothing_leaves_no_file(simulate: Simulate, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    error_of(simulate(str(tmp_path / "none.jsonl"), "--plot", str(tmp_path / "chart.svg")))
+    assert not (tmp_path / "chart.svg").exists()
 
 
 def test_without_matplotlib_a_plot_is_refused_with_what_to_install(
@@ -179,11 +258,86 @@ def test_without_matplotlib_a_plot_is_refused_with_what_to_install(
 
 
 @pytest.mark.parametrize(
-    "options", [("--workers", "0"), ("--load", "0"), ("--scale", "2"), ("--tpot-slo-ms", "-1")]
+    ("option", "value", "limit"),
+    [
+        ("--workers", "0", "1"),
+        ("--load", "0", "0.001"),
+        ("--load", "inf", "1000000"),
+        ("--load", "nan", "1000000"),
+        ("--scale", "2", "1"),
+        ("--scale", "nan", "1"),
+        ("--tpot-slo-ms", "-1", "0"),
+        ("--tpot-slo-ms", "inf", "3600000"),
+        ("--rtt-ms", "nan", "3600000"),
+        ("--rtt-ms", "1e300", "3600000"),
+        ("--kv-tokens", "9" * 30, "1000000000000"),
+        ("--step-tokens", "9" * 30, "100000000"),
+    ],
 )
-def test_numbers_out_of_range_are_usage_errors(
-    simulate: Simulate, options: tuple[str, str]
+def test_numbers_out_of_range_are_usage_errors_that_name_the_limit(
+    simulate: Simulate, option: str, value: str, limit: str
 ) -> None:
-    outcome = simulate("eval57", *options)
+    outcome = simulate("eval57", option, value)
     assert outcome.exit_code == 2
-    assert options[0] in outcome.stderr
+    assert f"'{option}'" in outcome.stderr and f"equal to {limit} " in outcome.stderr
+
+
+@pytest.mark.parametrize("name", ["", ".", "x" * 5000, "nul\0byte.jsonl"])
+def test_a_name_that_no_trace_can_have_is_refused(simulate: Simulate, name: str) -> None:
+    assert "neither a file nor a made-up workload" in str(error_of(simulate(name)))
+
+
+@pytest.mark.parametrize("online", [(), ("--online",)])
+def test_the_table_of_all_policies_fits_into_80_columns(
+    simulate: Simulate, trace: Path, monkeypatch: pytest.MonkeyPatch, online: tuple[str, ...]
+) -> None:
+    command = (str(trace), "--policy", "all", *online)
+    wide = simulate(*command).stdout
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = simulate(*command).stdout
+
+    assert "…" not in narrow and max(map(len, narrow.splitlines())) <= 80
+    assert rows_of(narrow) == rows_of(wide)
+    assert [row[0] for row in rows_of(narrow)] == list(POLICIES)
+
+
+def rows_of(table: str) -> list[list[str]]:
+    lines = [line for line in table.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def test_a_table_of_very_long_times_fits_too(
+    simulate: Simulate, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    cost = tmp_path / "cost.json"
+    cost.write_text(json.dumps(COSTS | {"base": 300}))
+    outcome = simulate(str(trace), "--policy", "all", "--online", "--cost", str(cost))
+    assert outcome.exit_code == 0 and "…" not in outcome.stdout
+
+
+def test_a_bar_on_a_terminal_shows_how_far_each_policy_is(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert simulate(*SMALL, "--json").stderr == ""
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    outcome = simulate(*SMALL, "--json")
+    assert set(reports_of(outcome)) == {"tidemill", "fifo"}
+    assert "simulating fifo (2 of 2)" in outcome.stderr and "100%" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_tokens": 10**400}, "kv_tokens: it is above 1,000,000,000,000"),
+        ({"step_tokens": 10**9}, "step_tokens: it is above 100,000,000"),
+        ({"rtt_seconds": math.nan}, "rtt_seconds: nan is no duration from 0 to 3,600 s"),
+        ({"tpot_slo_seconds": 1e297}, "tpot_slo_seconds: 1e+297 is no duration"),
+        ({"cost": StepCost(base=4000)}, "cost: base: 4000 is not from 0 to 3,600 s"),
+        ({"cost": StepCost(base=0, per_token=0, per_context=0)}, "below 1e-09 s"),
+    ],
+)
+def test_a_cluster_from_python_has_the_same_bounds(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Cluster(1, **changes)

@@ -1,3 +1,4 @@
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -120,8 +121,9 @@ def test_terms_of_a_workload_are_those_of_its_jobs() -> None:
 
 def test_nonsense_is_refused() -> None:
     workload = make_workload(JOBS)
-    with pytest.raises(ConfigError, match="load"):
-        workload.compressed(0)
+    for load in (0, -1, math.inf, math.nan, 1e7):
+        with pytest.raises(ConfigError, match=r"load: .* is not from 0\.001 to 1,000,000"):
+            workload.compressed(load)
     with pytest.raises(ConfigError, match="copies"):
         workload.copies(0)
     with pytest.raises(ConfigError, match="shuffled already"):
@@ -159,13 +161,26 @@ def test_an_azure_trace_gives_prefixes_that_nobody_shares(tmp_path: Path) -> Non
     assert load_trace(path, limit=1).num_jobs == 1
 
 
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
         ("a.jsonl", '{"timestamp": 0}\n', "line 1"),
         ("a.jsonl", "[]\n", "line 1"),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,1\n", "line 2"),
-        ("a.csv", "TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,1\n", "line 2"),
+        ("a.csv", "TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,1\n", "no column GeneratedTokens"),
+        ("a.csv", f"{AZURE}2023-11-16 18:17:03,1\n", "line 2 .*GeneratedTokens None is not from 0"),
+        ("a.csv", f"{AZURE}\n2023-11-16 18:17:03,0,1\n", "line 3 .*ContextTokens 0 is not from 1"),
+        ("a.csv", f"{AZURE}2023-11-16 18:17:03,1e3,1\n", "ContextTokens '1e3' is not from 1"),
+        ("a.csv", f"{AZURE}2023-11-16 18:17:03,5,{'9' * 5000}\n", "to 100,000,000"),
+        ("a.csv", f"{AZURE}{'x' * 200_000},1,1\n", "line 2 .*field larger than"),
+        ("a.csv", AZURE, "holds no jobs"),
+        ("a.csv", "", "holds no jobs"),
+        ("a.jsonl", "", "holds no jobs"),
+        ("a.jsonl", " \n\n", "holds no jobs"),
+        ("a.jsonl", "[" * 100_000, "line 1"),
         ("a.txt", "", "suffix"),
     ],
 )
@@ -177,6 +192,93 @@ def test_a_file_that_is_no_trace_is_refused(
 
     with pytest.raises(ConfigError, match=problem):
         load_trace(path)
+
+
+def mooncake_line(**changes: object) -> str:
+    entry = {"timestamp": 0, "input_length": 2048, "output_length": 5, "hash_ids": [1, 2, 3, 4]}
+    return json.dumps(entry | changes) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit"),
+    [
+        ("timestamp", math.nan, "0 to 10,000,000,000,000 ms"),
+        ("timestamp", math.inf, "0 to 10,000,000,000,000 ms"),
+        ("timestamp", -1, "0 to 10,000,000,000,000 ms"),
+        ("timestamp", "5", "0 to 10,000,000,000,000 ms"),
+        ("timestamp", True, "0 to 10,000,000,000,000 ms"),
+        ("input_length", 0, "1 to 100,000,000"),
+        ("input_length", 4_000_000_000, "1 to 100,000,000"),
+        ("input_length", 2048.5, "1 to 100,000,000"),
+        ("output_length", -1, "0 to 100,000,000"),
+        ("output_length", None, "0 to 100,000,000"),
+        ("hash_ids", "123456", "a list of integers"),
+        ("hash_ids", ["1", "2"], "a list of integers"),
+        ("hash_ids", None, "a list of integers"),
+        ("hash_ids", [1.5], "a list of integers"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_with_its_line_field_and_limit(
+    tmp_path: Path, field: str, value: object, limit: str
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(mooncake_line() + mooncake_line(**{field: value}))
+
+    with pytest.raises(
+        ConfigError, match=f"line 2 of .*trace.jsonl.*: {field} .*{limit}"
+    ) as caught:
+        load_trace(path)
+    assert len(caught.value.one_line()) < 300
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"trace{suffix}"
+    good = AZURE if suffix == ".csv" else mooncake_line()
+    path.write_bytes(good.encode() + b"\xff\xfe\n")
+
+    with pytest.raises(ConfigError, match=r"line 2 .*UTF-8"):
+        load_trace(path)
+
+
+def test_jobs_of_a_trace_come_in_order_of_their_times_from_the_first_on(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    times = (9000, 4000, 9000, 5000)
+    lines = [mooncake_line(timestamp=at, input_length=600 + n) for n, at in enumerate(times)]
+    path.write_text("".join(lines))
+
+    jobs = [(job.arrival, job.input_tokens) for job in load_trace(path)]
+    assert jobs == [(0, 601), (1, 603), (5, 600), (5, 602)]
+
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        f"{AZURE}2023-11-16 18:17:05,700,1\n2023-11-16 18:17:03,800,1\n"
+        "2023-11-16 19:17:04+01:00,900,1\n"
+    )
+    jobs = [(job.arrival, job.input_tokens) for job in load_trace(path)]
+    assert jobs == [(0, 800), (1, 900), (2, 700)]
+
+
+def test_an_id_stands_for_a_prefix_only_behind_the_same_ids(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    chains = ([1, 1, 1, 1], [2, 1, 1, 1], [1, 1, 3, 1])
+    path.write_text("".join(mooncake_line(hash_ids=chain) for chain in chains))
+    workload = load_trace(path)
+    first, second, third = (unpack_key(job.key) for job in workload)
+
+    assert len(set(first)) == 4
+    assert not set(first) & set(second)
+    assert third[:2] == first[:2] and not set(third[2:]) & set(first)
+    assert workload.bound().hit_tokens == 2 * 512
+
+
+def test_a_byte_order_mark_and_empty_lines_are_no_part_of_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\ufeff" + mooncake_line() + "\n" + mooncake_line())
+    assert load_trace(path).num_jobs == 2
+    path = tmp_path / "trace.csv"
+    path.write_text(f"\ufeff{AZURE}\r\n2023-11-16 18:17:05,700,1\r\n\r\n")
+    assert load_trace(path).num_jobs == 1
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:

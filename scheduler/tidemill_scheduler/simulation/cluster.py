@@ -1,6 +1,5 @@
 """What is simulated: the workers and what happens to them."""
 
-import math
 import random
 from dataclasses import dataclass
 
@@ -15,6 +14,27 @@ _DURATIONS = (
     "tick_seconds",
     "heartbeat_seconds",
 )
+
+#: The most of each, far above any worker; within them no sum loses its small parts.
+MAX_KV_TOKENS = 10**12
+MAX_STEP_TOKENS = 10**8
+MAX_SECONDS = 3600.0
+
+#: Clocks that count from zero still tell steps of this length apart after ten days.
+MIN_STEP_SECONDS = 1e-9
+
+
+def check_cost(cost: StepCost) -> None:
+    """Raise ``ConfigError`` unless every step takes some time, and none takes years."""
+    for name, value in cost.model_dump().items():
+        if not 0 <= value <= MAX_SECONDS:
+            raise ConfigError(f"cost: {name}: {value:g} is not from 0 to {MAX_SECONDS:,.0f} s")
+    if cost.base + cost.per_token + cost.per_context < MIN_STEP_SECONDS:
+        raise ConfigError(
+            "cost: base + per_token + per_context, a step that decodes one token, is below"
+            f" {MIN_STEP_SECONDS:g} s",
+            fix="Set base to the seconds that any step takes.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +71,9 @@ class Cluster:
     model: str = "sim"
 
     def __post_init__(self) -> None:
-        for name in ("num_workers", "kv_tokens", "step_tokens", "max_seqs", "max_waiting"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ConfigError(f"{name}: {value} is below 1", fix="Give 1 or more.")
-        for name in _DURATIONS:
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"{name}: {value} is no duration", fix="Give 0 or more seconds.")
+        self._check_counts()
+        self._check_durations()
+        check_cost(self.cost)
         if self.max_paused_steps < 0:
             raise ConfigError(
                 f"max_paused_steps: {self.max_paused_steps} is negative",
@@ -69,6 +84,24 @@ class Cluster:
                 f"batch_ceiling: {self.batch_ceiling} is not between the watermark and 1",
                 fix="Give shares such as watermark 0.01 and batch_ceiling 0.85.",
             )
+
+    def _check_counts(self) -> None:
+        for name in ("num_workers", "kv_tokens", "step_tokens", "max_seqs", "max_waiting"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ConfigError(f"{name}: {value} is below 1", fix="Give 1 or more.")
+        for name, most in (("kv_tokens", MAX_KV_TOKENS), ("step_tokens", MAX_STEP_TOKENS)):
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name}: it is above {most:,}", fix="Give at most that.")
+
+    def _check_durations(self) -> None:
+        for name in _DURATIONS:
+            value = getattr(self, name)
+            if not 0 <= value <= MAX_SECONDS:
+                raise ConfigError(
+                    f"{name}: {value:g} is no duration from 0 to {MAX_SECONDS:,.0f} s",
+                    fix="Give seconds within these bounds.",
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,6 @@ from tidemill_scheduler.simulation.run import Run
 from tidemill_scheduler.simulation.timed_policy import TimedPolicy
 from tidemill_scheduler.simulation.workload import Workload
 
-#: So many heartbeats in a row without anything running mean that nothing ever will.
-_MAX_IDLE_HEARTBEATS = 1000
-
 _Handler = Callable[[Any], None]
 
 
@@ -46,6 +43,12 @@ class Simulation:
                 fix="Give at least one workload, and mix only those of the same block size.",
             )
         self.tokens_per_hash = sizes.pop()
+        self._run: Run | None = None
+
+    @property
+    def num_finished(self) -> int:
+        """Jobs that have finished in the latest run; another thread may ask while it goes on."""
+        return self._run.ledger.num_finished if self._run else 0
 
     def run(self, policy: Policy, *, measure: bool = False) -> Report:
         """Simulate until all jobs have ended.
@@ -56,6 +59,7 @@ class Simulation:
         timed = TimedPolicy(policy) if measure else None
         began = time.perf_counter()
         run = Run(self.cluster, self.workloads, timed or policy, faults=self.faults, seed=self.seed)
+        self._run = run
         run.work()
         total_seconds = time.perf_counter() - began
         report = make_report(

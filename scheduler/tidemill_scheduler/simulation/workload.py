@@ -21,6 +21,10 @@ from tidemill.protocol.errors import ConfigError
 _SPREAD = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
+#: Bounds on how many times as fast the jobs of a workload may come.
+MIN_LOAD = 0.001
+MAX_LOAD = 1e6
+
 
 class SimJob(NamedTuple):
     """One job of a workload; times are seconds of the simulation, lengths are tokens.
@@ -84,6 +88,17 @@ class Table:
         self.tenants.append(tenant)
         self.num_ids = max(self.num_ids, max(ids, default=-1) + 1)
 
+    def in_order(self) -> "Table":
+        """Return the jobs sorted by arrival, the first one at 0; those of one time stay in turn."""
+        order = sorted(range(len(self)), key=self.arrivals.__getitem__)
+        start = self.arrivals[order[0]] if order else 0.0
+        table = Table(tenant_names=self.tenant_names)
+        for row in order:
+            ids = self.chain[self.starts[row] : self.starts[row + 1]].tolist()
+            lengths = (self.inputs[row], self.outputs[row])
+            table.append(ids, lengths, self.arrivals[row] - start, self.tenants[row])
+        return table
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -137,8 +152,11 @@ class Workload:
 
     def compressed(self, load: float) -> "Workload":
         """Let the jobs arrive ``load`` times as fast."""
-        if load <= 0:
-            raise ConfigError(f"load: {load} is not above 0", fix="Give a factor such as 2.5.")
+        if not MIN_LOAD <= load <= MAX_LOAD:
+            raise ConfigError(
+                f"load: {load:g} is not from {MIN_LOAD:g} to {MAX_LOAD:,.0f}",
+                fix="Give a factor such as 2.5.",
+            )
         return replace(self, load=self.load * load)
 
     def copies(self, number: int, common_depth: int = 0) -> "Workload":

@@ -12,6 +12,8 @@ from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill.service.step_fit import fit_step_cost
 from tidemill.service.step_log import read_step_log
+from tidemill_scheduler.simulation.cli.files import cannot_write, check_writable
+from tidemill_scheduler.simulation.cluster import MAX_SECONDS, MIN_STEP_SECONDS, check_cost
 
 #: Fewer steps than this tell too little.
 MIN_STEPS = 50
@@ -41,16 +43,32 @@ def calibrate(
     Example: `tidemill up -- --step-log steps.jsonl`, some load, then
     `tidemill calibrate steps.jsonl -o cost.json` and `tidemill simulate rag1 --cost cost.json`.
     """
+    if output is not None:
+        check_writable(output, "output")
     steps = [step for path in step_log for step in read_step_log(path)]
-    cost = fit_step_cost(steps) if len(steps) >= MIN_STEPS else None
-    if cost is None:
-        raise ConfigError(
-            f"step_log: {len(steps)} steps are too few to tell what each term costs",
-            fix=f"Log {MIN_STEPS} or more.",
-        )
+    cost = _fit(steps)
     Console().print(_table(cost, steps))
     if output is not None:
         _write(output, cost)
+
+
+def _fit(steps: list[StepFeatures]) -> StepCost:
+    if len(steps) < MIN_STEPS:
+        raise ConfigError(
+            f"step_log: {len(steps)} steps are too few to tell what each term costs",
+            fix=f"Log {MIN_STEPS} or more; a last line without its end does not count.",
+        )
+    timed = [step for step in steps if MIN_STEP_SECONDS <= step.seconds <= MAX_SECONDS]
+    if len(timed) < MIN_STEPS:
+        raise ConfigError(
+            f"step_log: seconds: only {len(timed)} of {len(steps)} steps took from"
+            f" {MIN_STEP_SECONDS:g} to {MAX_SECONDS:,.0f} s",
+            fix=f"Log {MIN_STEPS} or more that a worker has measured.",
+        )
+    cost = fit_step_cost(timed)
+    assert cost is not None, "some step took time"
+    check_cost(cost)
+    return cost
 
 
 def _table(cost: StepCost, steps: list[StepFeatures]) -> Table:
@@ -75,4 +93,4 @@ def _write(path: Path, cost: StepCost) -> None:
     try:
         path.write_text(cost.model_dump_json(indent=2) + "\n")
     except OSError as error:
-        raise ConfigError(f"output: {path} cannot be written: {error.strerror}") from error
+        raise cannot_write(path, "output", error) from error

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.protocol.errors import ConfigError
+from tidemill_scheduler.simulation.cli.files import cannot_write, check_writable
 from tidemill_scheduler.simulation.report import Report
 
 if TYPE_CHECKING:
@@ -27,16 +28,24 @@ def check_plot_path(path: Path) -> None:
             "plot: the package 'matplotlib' is not installed",
             fix='Install it with: pip install "tidemill[plots]".',
         )
+    check_writable(path, "plot")
 
 
 def save_plot(reports: Mapping[str, Report], path: Path, *, is_bulk: bool) -> None:
-    """Draw hit rates beside makespans, or beside times to the first token, of each policy."""
+    """Draw hit rates beside makespans, or beside times to the first token, of each policy.
+
+    Raises ``ConfigError`` if the file cannot be written after all.
+    """
     from matplotlib import rc_context  # an extra, and slow to load
 
     # No date inside and no random ids, so that the same run writes the same file.
     metadata = {"Date": None} if path.suffix == ".svg" else {}
     with rc_context({"svg.hashsalt": "tidemill"}):
-        _draw(reports, is_bulk=is_bulk).savefig(path, metadata=metadata)
+        figure = _draw(reports, is_bulk=is_bulk)
+        try:
+            figure.savefig(path, metadata=metadata)
+        except OSError as error:
+            raise cannot_write(path, "plot", error) from error
 
 
 def _draw(reports: Mapping[str, Report], *, is_bulk: bool) -> "Figure":

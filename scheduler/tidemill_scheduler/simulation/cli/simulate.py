@@ -5,19 +5,26 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from tidemill.protocol.errors import ConfigError
-from tidemill.protocol.step_cost import StepCost
+from tidemill_scheduler.simulation.cli.costs import read_cost
 from tidemill_scheduler.simulation.cli.plot import check_plot_path, save_plot
+from tidemill_scheduler.simulation.cli.progress import run_policies
 from tidemill_scheduler.simulation.cli.table import make_table
 from tidemill_scheduler.simulation.cli.workloads import find_workload
-from tidemill_scheduler.simulation.cluster import Cluster
+from tidemill_scheduler.simulation.cluster import (
+    MAX_KV_TOKENS,
+    MAX_SECONDS,
+    MAX_STEP_TOKENS,
+    Cluster,
+)
 from tidemill_scheduler.simulation.generators import GENERATORS
 from tidemill_scheduler.simulation.policies import POLICIES, make_policy
-from tidemill_scheduler.simulation.report import Report
 from tidemill_scheduler.simulation.simulator import Simulation
-from tidemill_scheduler.simulation.workload import Workload
+from tidemill_scheduler.simulation.workload import MAX_LOAD, MIN_LOAD, Workload
+
+#: The longest duration of an option.
+_MAX_MS = 1000 * MAX_SECONDS
 
 app = typer.Typer(add_completion=False)
 
@@ -48,19 +55,25 @@ def simulate(
         ),
     ] = False,
     load: Annotated[
-        float, typer.Option(min=0.001, help="Online: how many times as fast jobs come.")
+        float,
+        typer.Option(min=MIN_LOAD, max=MAX_LOAD, help="Online: how many times as fast jobs come."),
     ] = 1.0,
     kv_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens that each worker's KV cache holds.")
+        int,
+        typer.Option(min=1, max=MAX_KV_TOKENS, help="Tokens that each worker's KV cache holds."),
     ] = Cluster(1).kv_tokens,
-    step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one engine step.")] = Cluster(
-        1
-    ).step_tokens,
+    step_tokens: Annotated[
+        int, typer.Option(min=1, max=MAX_STEP_TOKENS, help="Tokens of one engine step.")
+    ] = Cluster(1).step_tokens,
     tpot_slo_ms: Annotated[
-        float, typer.Option(min=0, help="Cap steps while interactive jobs decode; 0 for none.")
+        float,
+        typer.Option(
+            min=0, max=_MAX_MS, help="Cap steps while interactive jobs decode; 0 for none."
+        ),
     ] = 0.0,
     rtt_ms: Annotated[
-        float, typer.Option(min=0, help="Between a decision and its arrival, and back.")
+        float,
+        typer.Option(min=0, max=_MAX_MS, help="Between a decision and its arrival, and back."),
     ] = 0.0,
     scale: Annotated[
         float, typer.Option(min=0.0001, max=1.0, help="Share of the jobs to simulate.")
@@ -85,7 +98,6 @@ def simulate(
     if plot is not None:
         check_plot_path(plot)
     names = _names_of(policy)
-    workload = _workload(trace, seed, scale, load=load, is_online=online)
     cluster = Cluster(
         workers,
         kv_tokens=kv_tokens,
@@ -94,7 +106,8 @@ def simulate(
         tpot_slo_seconds=tpot_slo_ms / 1000,
         rtt_seconds=rtt_ms / 1000,
     )
-    reports = _run(names, Simulation(cluster, workload, seed=seed))
+    workload = _workload(trace, seed, scale, load=load, is_online=online)
+    reports = run_policies(names, Simulation(cluster, workload, seed=seed), workload.num_jobs)
     if json:
         for name, report in reports.items():
             typer.echo(f'{{"policy": "{name}", "report": {report.to_json()}}}')
@@ -102,19 +115,6 @@ def simulate(
         Console().print(make_table(reports, is_bulk=not online))
     if plot is not None:
         save_plot(reports, plot, is_bulk=not online)
-
-
-def read_cost(path: Path | None) -> StepCost:
-    """Return the step costs in a file, or the guess for an H100; raises ``ConfigError``."""
-    if path is None:
-        return StepCost()
-    try:
-        return StepCost.model_validate_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"cost: {path} does not hold step costs: {error}",
-            fix="Write it with `tidemill calibrate`.",
-        ) from error
 
 
 def _names_of(policies: list[str] | None) -> list[str]:
@@ -136,15 +136,3 @@ def _workload(trace: str, seed: int, scale: float, *, load: float, is_online: bo
             fix="Leave --online out, or give a trace with times.",
         )
     return workload.compressed(load)
-
-
-def _run(names: list[str], simulation: Simulation) -> dict[str, Report]:
-    reports = {}
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("simulating", total=len(names))
-        for name in names:
-            progress.update(task, description=name)
-            reports[name] = simulation.run(make_policy(name))
-            progress.advance(task)
-    return reports
