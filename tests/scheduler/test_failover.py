@@ -139,7 +139,8 @@ def test_a_crash_while_jobs_go_out_loses_none_and_sends_none_twice(
 def test_a_crash_while_reaping_requeues_each_job_once(
     redis_client: redis.Redis, start_scheduler: StartScheduler, point: str
 ) -> None:
-    dead = PuppetWorker(redis_client, lease_ms=3_000)
+    # Long enough that it has read all of them before the first one is taken back.
+    dead = PuppetWorker(redis_client, lease_ms=10_000)
     crashing = start_scheduler(crash_at=f"scheduler.{point}")
     wait_for_leader(redis_client)
     ids = [submit(redis_client) for _ in range(3)]

@@ -478,3 +478,24 @@ def _serve(shares: DeficitRoundRobin[Key, int], server: int, tokens: int) -> Key
     if key is not None:
         shares.charge(server, key, tokens)
     return key
+
+
+def test_a_key_without_a_turn_is_as_many_rounds_behind_as_the_others_had_turns() -> None:
+    shares: DeficitRoundRobin[str, int] = DeficitRoundRobin(10)
+    for key in "abc":
+        shares.activate(key)
+    assert shares.rounds_behind("a") == 0.0, "none had a turn"
+    for _ in range(3):
+        key = shares.turn(0)
+        assert key is not None
+        shares.charge(0, key, 10)
+
+    for number in range(6):
+        key = shares.turn(0, ["b", "c"])
+        assert key is not None
+        shares.charge(0, key, 10)
+        assert shares.rounds_behind("a") > number / 3
+
+    assert shares.rounds_behind("b") < 1
+    with pytest.raises(KeyError):
+        shares.rounds_behind("nobody")

@@ -163,3 +163,28 @@ def test_what_was_not_worth_taking_from_a_worker_is_taken_over_when_it_dies() ->
         shard.tick()
 
     assert not shard.waiting
+
+
+def test_a_tenant_that_fell_behind_gets_its_group_split_although_its_prefix_costs_more() -> None:
+    shard = make_shard(scan_seconds=(float("inf"), 0.0, 0.0), tenant_quantum=256)
+    for _ in range(2):
+        shard.join(max_num_seqs=8, max_num_batched_tokens=256)
+    for number in range(60):
+        for label, tenant in ((2, "other"), (3, "another")):
+            job = make_job((label, number), cost=256)
+            shard.add(replace(job, queue=f"p1:{tenant}"))
+    for number in range(6):
+        job = make_job((1, *range(40), number), cost=42 * 64)
+        shard.add(replace(job, queue="p1:behind"))
+
+    takers: list[str] = []
+    for _ in range(30):
+        dispatches = shard.tick()
+        takers += [d.worker_id for d in dispatches if d.job.tenant == "behind"]
+        # Whoever computes the prefix takes long.
+        for worker in shard.workers.values():
+            if worker.info.worker_id not in takers:
+                shard.finish_all(worker)
+
+    assert len(takers) == len(set(takers)) == 2
+    assert any(job.tenant != "behind" for job in shard.waiting.values())

@@ -409,6 +409,10 @@ def test_no_interactive_job_waits_beyond_its_bound_whatever_comes_after_it(
     assert picks[taker] <= PICKS_PER_TURN * place
 
 
+#: So many hashes are the prefix of a group of followers.
+SHARED_HASHES = 3
+
+
 class Mirror:
     """What a worker can take, by the tests' own account of what it was given and told."""
 
@@ -417,7 +421,8 @@ class Mirror:
 
     def has_room(self, name: str, dispatch: Dispatch) -> bool:
         """Whether a worker that has a job's prefix could take it at once."""
-        return self.workers[name].has_credit and self.workers[name].fits(dispatch.job, 1)
+        tokens = dispatch.job.cost - SHARED_HASHES * TOKENS
+        return self.workers[name].has_credit and self.workers[name].fits(dispatch.job, tokens)
 
     def is_crowded(self, name: str, other: str) -> bool:
         """Whether a worker has so many more sequences that the other one all but idles."""
@@ -455,7 +460,7 @@ def test_followers_go_elsewhere_while_a_prefix_is_computed_only_to_save_a_worker
     def play() -> None:
         nonlocal num_commands
         for dispatch in shard.tick():
-            prefix = dispatch.job.key[: 3 * ROUTING_HASH_BYTES]
+            prefix = dispatch.job.key[: SHARED_HASHES * ROUTING_HASH_BYTES]
             taker = dispatch.worker_id
             there = homes.setdefault(prefix, set())
             warm = any(prefix[-8:] in shard.workers[name].cached for name in there)

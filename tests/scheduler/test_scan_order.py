@@ -600,3 +600,27 @@ def test_followers_are_counted_to_a_limit() -> None:
 @pytest.mark.parametrize(("tokens", "depth"), [(64, 2), (128, 1), (256, 1), (32, 4), (48, 3)])
 def test_a_group_shares_128_tokens_whatever_the_block_size(tokens: int, depth: int) -> None:
     assert group_depth(tokens) == depth
+
+
+def test_a_thrifty_order_splits_a_group_of_less_work_than_its_prefix_only_at_any_cost() -> None:
+    order = PrefixOrder(dict.fromkeys("a"), TOKENS, is_thrifty=True)
+    prefix = tuple(range(40))
+    jobs = add_all(order, [(*prefix, label) for label in range(4)], cost=41 * TOKENS)
+    assert pop(order, "a") in jobs
+
+    assert not order.claim_range("b", lambda owner: True)
+    assert order.peek("b") is None
+    assert order.claim_range("b", lambda owner: False, at_any_cost=True)
+
+    served = [job for worker in "ab" for job in pop_own(order, worker)]
+    assert len(served) == 3 and order.peek("b") is None
+
+
+def test_a_group_is_not_split_for_a_tenant_whose_owner_does_not_yield() -> None:
+    order = PrefixOrder(dict.fromkeys("a"), TOKENS, is_thrifty=True)
+    add_all(order, [(1, 2, 3, label) for label in range(8)], cost=4 * TOKENS)
+    pop(order, "a")
+
+    assert not order.claim_range("b", lambda owner: False)
+    assert order.claim_range("b", lambda owner: False, at_any_cost=True)
+    assert order.peek("b") is not None
