@@ -121,8 +121,8 @@ def mean_ttft(report: Report) -> float:
 
 
 def longest_wait(report: Report) -> float:
-    """Seconds that the job waited which waited longest."""
-    return report.wait.max
+    """Seconds that the job waited which waited longest; a millisecond if none did, to compare."""
+    return max(report.wait.max, 0.001)
 
 
 def computed(report: Report) -> float:
