@@ -85,8 +85,8 @@ POLICY_MUTATIONS = (
     Mutation(
         "interactive jobs use credit beyond their share",
         f"{_POLICY}/fair_share.py",
-        "return share is not None and share.carry + share.portion <= 0",
-        "return False",
+        "return 0.0 if share is None else max(0.0, -(share.carry + share.portion))",
+        "return 0.0",
         (f"{_SHARES}::test_interactive_jobs_that_never_end_leave_the_other_classes_their_shares",),
     ),
     Mutation(
