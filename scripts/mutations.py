@@ -245,5 +245,12 @@ MUTATIONS = (
             "::test_a_new_leader_gives_workers_a_whole_lease_to_beat",
         ),
     ),
+    Mutation(
+        "batch decodes pause as long as interactive prompts come",
+        "gpuworker/tidemill_gpuworker/batch_pause.py",
+        "        if not is_wanted or self._num_steps >= self._most_steps:",
+        "        if not is_wanted:",
+        ("tests/engine/test_batch_pause.py::test_after_so_many_steps_comes_one_with_all_decodes",),
+    ),
     *POLICY_MUTATIONS,
 )
