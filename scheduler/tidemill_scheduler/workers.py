@@ -44,6 +44,8 @@ class Worker:
         self.status: WorkerStatus | None = None
         #: When the worker was last heard of, on the caller's clock, in seconds.
         self.heard_at = now
+        #: When it was last given a job.
+        self.given_at = now
         #: Mean time from a dispatch to the status that covers it, None before the first one.
         self.ack_seconds: float | None = None
         self._step_seconds = 0.0

@@ -111,3 +111,22 @@ def test_a_tenant_is_charged_for_the_prompt_that_the_worker_counted() -> None:
 
     assert accounts.cost(job, told) == 4000 + 4 * 10
     assert accounts.cost(job, FinishedSequence(job_id=job.job_id, output_tokens=10)) == 1 + 4 * 10
+
+
+def test_a_group_whose_worker_takes_nothing_for_seconds_is_split_for_one_that_idles() -> None:
+    shard = PlayedShard(Scheduler(silent_seconds=1e9, settings=IN_ORDER))
+    full, idle = shard.join(max_num_seqs=4), shard.join(max_num_seqs=4)
+    for number in range(12):
+        shard.add(make_job((*range(300), number), cost=64 * 301, priority=1))
+
+    for _ in range(60):
+        shard.now += 0.5
+        shard.tick()
+        for worker in (full, idle):
+            shard.read(worker)
+            shard.compute(worker, 9)
+        shard.tell(full)
+        shard.finish_all(idle)
+
+    assert not shard.waiting
+    assert not shard.scheduler.is_runnable(shard.now)

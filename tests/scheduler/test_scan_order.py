@@ -603,7 +603,7 @@ def test_a_group_shares_128_tokens_whatever_the_block_size(tokens: int, depth: i
 
 
 def test_a_thrifty_order_splits_a_group_of_less_work_than_its_prefix_only_at_any_cost() -> None:
-    order = PrefixOrder(dict.fromkeys("a"), TOKENS, is_thrifty=True)
+    order = PrefixOrder(dict.fromkeys("a"), TOKENS, is_stuck=lambda worker: False)
     prefix = tuple(range(40))
     jobs = add_all(order, [(*prefix, label) for label in range(4)], cost=41 * TOKENS)
     assert pop(order, "a") in jobs
@@ -617,7 +617,7 @@ def test_a_thrifty_order_splits_a_group_of_less_work_than_its_prefix_only_at_any
 
 
 def test_a_group_is_not_split_for_a_tenant_whose_owner_does_not_yield() -> None:
-    order = PrefixOrder(dict.fromkeys("a"), TOKENS, is_thrifty=True)
+    order = PrefixOrder(dict.fromkeys("a"), TOKENS, is_stuck=lambda worker: False)
     add_all(order, [(1, 2, 3, label) for label in range(8)], cost=4 * TOKENS)
     pop(order, "a")
 

@@ -12,6 +12,9 @@ _DEFAULT_COST = StepCost()
 #: A worker not heard of lately counts as busy for so long: it may be about to be found dead.
 _STALE_SECONDS = 60.0
 
+#: What a worker walks is kept for it until it has taken nothing for so long.
+_STUCK_SECONDS = 5.0
+
 #: A worker without a slot counts as busy for so long: nobody knows when a sequence ends.
 _FULL_SECONDS = 5.0
 
@@ -26,6 +29,7 @@ class Fleet:
         self._workers: dict[str, Worker] = {}
         self._costs: dict[str, StepCost] = {}
         self._stale: frozenset[str] = frozenset()
+        self._stuck: frozenset[str] = frozenset()
         # Those that take more work, in the order they came.
         self._open: dict[str, None] = {}
         #: Prompt tokens that all workers compute in a second; 0 without workers.
@@ -73,9 +77,15 @@ class Fleet:
         if not self._workers:
             self.tokens_per_second = 0.0
 
-    def look_around(self, fresh_since: float) -> None:
-        """Note who was not heard of since then."""
+    def look_around(self, now: float, fresh_since: float) -> None:
+        """Note who was not heard of since then, and who has taken nothing for some seconds."""
         self._stale = frozenset(i for i, w in self._workers.items() if w.heard_at <= fresh_since)
+        stuck_since = now - _STUCK_SECONDS
+        self._stuck = frozenset(i for i, w in self._workers.items() if w.given_at <= stuck_since)
+
+    def is_stuck(self, worker_id: str) -> bool:
+        """Whether a worker has taken no job for so long that others need not wait for it."""
+        return worker_id in self._stuck
 
     def learn(self, worker_id: str, status: WorkerStatus) -> None:
         """Take in what a status says about the worker's speed."""

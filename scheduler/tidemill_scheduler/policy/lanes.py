@@ -271,7 +271,9 @@ class Lanes:
         )
 
     def _make_order(self) -> PrefixOrder:
-        return PrefixOrder(self._fleet.open_ids(), self._tokens_per_hash, is_thrifty=True)
+        return PrefixOrder(
+            self._fleet.open_ids(), self._tokens_per_hash, is_stuck=self._fleet.is_stuck
+        )
 
 
 #: Either order of a model's waiting jobs.

@@ -148,7 +148,7 @@ class ModelDesk:
         """Decide up to ``limit`` times; each decision is charged until ``sent`` or ``dropped``."""
         if moment.now - self._looked_around >= _LOOK_AROUND_SECONDS:
             self._looked_around = moment.now
-            self.fleet.look_around(moment.fresh_since)
+            self.fleet.look_around(moment.now, moment.fresh_since)
             self._placement.wake_all()
         dispatches, barred = [], set[str]()
         if len(self._quarantine) or len(self._large):

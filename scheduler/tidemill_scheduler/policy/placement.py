@@ -172,6 +172,7 @@ class Placement:
         if not target.fits(job, tokens, is_urgent=is_urgent):
             return None
         worker_id = target.info.worker_id
+        target.given_at = self._moment.now
         price = self._accounts.price(job, tokens)
         is_bound = self._lanes.is_bound(job)
         is_charged = self._lanes.take(job, worker_id, price, self._moment.now)

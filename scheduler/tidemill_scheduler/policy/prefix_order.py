@@ -61,13 +61,19 @@ class PrefixOrder:
     arrives later can.  Work is what is left of a job's prompt behind its predecessor in the order
     (see ``PrefixList``); that a prefix is computed once more on each side of a cut is not counted.
 
-    A thrifty order cuts no group for less work than its prefix is, even if its worker yields.
+    An order that is told who ``is_stuck`` is thrifty: it cuts no group for less work than its
+    prefix is, even if its worker yields, unless that is stuck.
     """
 
     def __init__(
-        self, workers: Collection[str], tokens_per_hash: int, *, is_thrifty: bool = False
+        self,
+        workers: Collection[str],
+        tokens_per_hash: int,
+        *,
+        is_stuck: Callable[[str], bool] | None = None,
     ) -> None:
-        self._is_thrifty = is_thrifty
+        self._is_thrifty = is_stuck is not None
+        self._is_stuck = is_stuck or _nobody
         self._workers = workers
         self._tokens_per_hash = tokens_per_hash
         self._group_depth = group_depth(tokens_per_hash)
@@ -150,7 +156,7 @@ class PrefixOrder:
         """
         if self.peek(worker_id) is not None:
             return True
-        others = [r for r in self._ranges if r.count and (at_any_cost or not r.is_whole)]
+        others = [r for r in self._ranges if r.count and (at_any_cost or not self._is_kept(r))]
         if free := [key_range for key_range in others if key_range.is_free]:
             self._ranges.assign(max(free, key=attrgetter("work")), worker_id)
             return True
@@ -295,7 +301,10 @@ class PrefixOrder:
         # Who would take them over computes the prefix once more.
         is_waste = depth * self._tokens_per_hash > load.work + OUTPUT_WORK * load.size
         key_range.is_whole = self._is_thrifty and is_waste
-        return key_range.is_whole or not yields(key_range.owner or "")
+        return self._is_kept(key_range) or not yields(key_range.owner or "")
+
+    def _is_kept(self, key_range: KeyRange) -> bool:
+        return key_range.is_whole and not self._is_stuck(key_range.owner or "")
 
     def _half(self, cuts: PrefixCuts) -> Cut:
         work = cuts.load.work
@@ -332,6 +341,10 @@ class PrefixOrder:
     def _in_group(self, left: bytes, right: bytes) -> bool:
         size = self._group_bytes
         return len(left) >= size and left[:size] == right[:size]
+
+
+def _nobody(worker_id: str) -> bool:
+    return False
 
 
 def _never(key_range: KeyRange, depth: int, load: Load) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 
 from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.policy.either import Either
 from tidemill_scheduler.policy.fair_share import DeficitRoundRobin
 from tidemill_scheduler.policy.interactive_lane import InteractiveLane
 from tidemill_scheduler.policy.prefix_order import PrefixOrder
@@ -161,7 +162,7 @@ class TenantLine:
             return bound
         if not len(self._interactive):
             return None
-        return {*bound, *self._orders}
+        return Either(bound, self._orders)
 
     def _next_of(
         self, tenant: str, worker_id: str, now: float, yields: Callable[[str], bool] | None
