@@ -84,6 +84,7 @@ class WorkerWatch:
         alive = {worker_id.decode("utf-8", "replace") for worker_id in cast(list[bytes], ids)}
         for worker_id in self._scheduler.worker_ids - alive:
             self._remove(worker_id)
+        self._unreadable &= alive
         for worker_id in sorted(alive - self._scheduler.worker_ids - self._unreadable):
             await self._add(worker_id, now)
         metrics.WORKERS.set(len(self._scheduler.worker_ids))
