@@ -1,9 +1,10 @@
 """The canonical order of retrieved chunks."""
 
 import random
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Sequence
 from itertools import permutations
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -106,8 +107,71 @@ def test_chunks_may_be_token_ids() -> None:
     assert [job[0] for job in canonical_order(jobs)] == [(3,)] * 3
 
 
-@pytest.mark.parametrize("keep_first", [-1, 1.5, "2", True])
-def test_a_bad_number_of_kept_chunks_is_refused(keep_first: int) -> None:
-    with pytest.raises(InvalidRequest, match="keep_first: ") as refusal:
+def test_ids_and_a_text_that_reads_like_them_have_places_of_their_own() -> None:
+    one = canonical_order([[(1, 2), "(1, 2)"]])
+    assert one == canonical_order([["(1, 2)", (1, 2)]])
+
+
+def test_named_tuples_are_ordered_as_the_plain_ones_that_equal_them() -> None:
+    span = namedtuple("span", "first last")
+    plain = [[(first, 9) for first in range(20)]]
+    named = [[span(first, 9) for first in range(20)]]
+    assert canonical_order(named) == canonical_order(plain)
+
+
+def test_a_chunk_is_hashed_once_however_many_jobs_hold_it() -> None:
+    class Passage(str):
+        encodings = 0
+
+        def encode(self, *args: str) -> bytes:
+            Passage.encodings += 1
+            return super().encode(*args)
+
+    passages = [Passage(name) for name in "abc"]
+    jobs = [[passages[n % 3], passages[(n + 1) % 3]] for n in range(30)]
+    canonical_order(jobs, keep_first=1)
+    assert Passage.encodings == 3
+
+
+@pytest.mark.parametrize(
+    "keep_first", [-1, pytest.param(-(10**5000), id="huge"), 1.5, "2", True, None, float("nan")]
+)
+def test_a_bad_number_of_kept_chunks_is_refused(keep_first: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^keep_first: .*a number of chunks") as refusal:
         canonical_order([["a"]], keep_first=keep_first)
     assert refusal.value.field == "keep_first"
+    assert "\n" not in refusal.value.one_line()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "field", "says"),
+    [
+        (None, "jobs_chunks", "NoneType is not a list of jobs"),
+        ("abc", "jobs_chunks", "str is not a list of jobs"),
+        (iter([["a"]]), "jobs_chunks", "list_iterator is not a list of jobs"),
+        ({"a": ["b"]}, "jobs_chunks", "dict is not a list of jobs"),
+        (["abc"], "jobs_chunks.0", "str is not a list of chunks"),
+        ([["a"], b"abc"], "jobs_chunks.1", "bytes is not a list of chunks"),
+        ([["a"], {"b"}], "jobs_chunks.1", "set is not a list of chunks"),
+        ([None], "jobs_chunks.0", "NoneType is not a list of chunks"),
+        ([(chunk for chunk in "ab")], "jobs_chunks.0", "generator is not a list of chunks"),
+        ([["a", None]], "jobs_chunks.0.1", "NoneType is not a chunk"),
+        ([["a"], [[1, 2]]], "jobs_chunks.1.0", "list is not a chunk"),
+        ([[1]], "jobs_chunks.0.0", "int is not a chunk"),
+        ([[b"a"]], "jobs_chunks.0.0", "bytes is not a chunk"),
+        ([[(1, [2])]], "jobs_chunks.0.0.1", "list is not a token id"),
+        ([[(1,), (True,)]], "jobs_chunks.0.1.0", "bool is not a token id"),
+        ([[(1, -1)]], "jobs_chunks.0.0.1", "-1 is not a token id, from 0 to 2147483647"),
+        ([[(2**31,)]], "jobs_chunks.0.0.0", "2147483648 is not a token id, from 0 to 2147483647"),
+        ([[(10**5000,)]], "jobs_chunks.0.0.0", "is not a token id, from 0 to 2147483647"),
+    ],
+)
+def test_what_is_no_list_of_chunks_is_refused_by_its_place(
+    jobs: Any, field: str, says: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        canonical_order(jobs)
+    assert refusal.value.field == field
+    assert refusal.value.message.startswith(f"{field}: ")
+    assert says in refusal.value.message
+    assert "\n" not in refusal.value.one_line()

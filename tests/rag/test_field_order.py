@@ -1,10 +1,16 @@
 """The order of rows and fields for queries over tables."""
 
+import inspect
+import sys
 from itertools import pairwise
+from math import inf, nan
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemill import InvalidRequest
 from tidemill.rag import OrderedRow, expected_savings, order_fields
 
 VALUES = st.sampled_from(["red", "green", "a long description", "x"])
@@ -91,3 +97,67 @@ def test_a_large_table_is_ordered_by_its_groups() -> None:
     assert changes == 99, "each document's rows stand together"
     as_given = ["\n".join(f"{name}: {value}" for name, value in row.items()) for row in rows]
     assert expected_savings(texts).bound > 0.85 > 0.1 > expected_savings(as_given).bound
+
+
+def test_groups_may_nest_deeper_than_functions_may_call_each_other() -> None:
+    depth = 60
+    rows = [{f"f{n:03d}": "x" * (depth - n) for n in range(row + 1)} for row in range(depth)]
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 40)
+    try:
+        ordered = order_fields(rows)
+    finally:
+        sys.setrecursionlimit(before)
+    # Each row holds all fields of the one before it, so nothing but the last field is ever new.
+    assert neighbours_share(ordered) == sum(weight(list(row.items())) for row in rows[:-1])
+
+
+def test_lengths_may_be_fractions() -> None:
+    rows = [{"a": "long", "b": "x"}, {"a": "long", "b": "y"}, {"a": "z", "b": "x"}]
+    ordered = order_fields(rows, length=lambda text: 0.75 if text == "x" else 0.25)
+    assert ordered[0].fields[0] == ("b", "x")
+
+
+@pytest.mark.parametrize(
+    ("rows", "field", "says"),
+    [
+        (None, "rows", "NoneType is not a list of mappings"),
+        ("abc", "rows", "str is not a list of mappings"),
+        ({"a": "b"}, "rows", "dict is not a list of mappings"),
+        (iter([{"a": 1}]), "rows", "list_iterator is not a list of mappings"),
+        (["abc"], "rows.0", "str is not a mapping"),
+        ([{}, None], "rows.1", "NoneType is not a mapping"),
+        ([{}, [("a", 1)]], "rows.1", "list is not a mapping"),
+        ([{1: "a"}], "rows.0", "int is not the name of a field"),
+        ([{None: "a"}], "rows.0", "NoneType is not the name of a field"),
+        ([{"a": 10**5000}], "rows.0.a", "it cannot be written as text"),
+    ],
+)
+def test_what_is_no_list_of_rows_is_refused_by_its_place(rows: Any, field: str, says: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        order_fields(rows)
+    assert refusal.value.field == field
+    assert refusal.value.message.startswith(f"{field}: ")
+    assert says in refusal.value.message
+    assert "\n" not in refusal.value.one_line()
+
+
+@pytest.mark.parametrize("cost", [nan, inf, -1, -inf, 10**400, 1e13, None, "3", True])
+def test_a_length_that_cannot_be_added_up_is_refused(cost: Any) -> None:
+    rows = [{"a": "same"}, {"a": "same"}]
+    with pytest.raises(InvalidRequest, match=r"^length: it returned .*not a number") as refusal:
+        order_fields(rows, length=lambda text: cost)
+    assert refusal.value.field == "length"
+
+
+@pytest.mark.parametrize("length", [None, nan, 3, "len"])
+def test_a_length_that_is_no_function_is_refused(length: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^length: .*is not a function") as refusal:
+        order_fields([], length=length)
+    assert refusal.value.field == "length"
+
+
+def test_a_separator_that_is_no_text_is_refused() -> None:
+    separator: Any = None
+    with pytest.raises(InvalidRequest, match=r"^separator: NoneType is not text"):
+        OrderedRow(0, (("a", "b"),)).text(separator)

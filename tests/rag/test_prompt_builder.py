@@ -54,9 +54,62 @@ def test_a_template_under_which_nothing_is_shared_is_refused(template: str, says
 
 
 @pytest.mark.parametrize(
-    ("fields", "field"), [([], "fields"), ([{}], "question"), ([{"x": 1}] * 2, "fields")]
+    ("fields", "field"),
+    [
+        ([], "fields"),
+        ([{}], "question"),
+        ([{"x": 1}] * 2, "fields"),
+        (None, "fields"),
+        ("q", "fields"),
+        ([None], "fields.0"),
+        (["q"], "fields.0"),
+        ([{"question": "q", 1: 2}], "fields.0"),
+        ([{"question": 10**5000}], "question"),
+    ],
 )
-def test_jobs_that_lack_something_are_refused(fields: list[Any], field: str) -> None:
+def test_jobs_that_lack_something_are_refused(fields: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         PromptBuilder(TEMPLATE).build([["a"]], fields)
     assert refusal.value.field == field
+    assert refusal.value.message.startswith(f"{field}: ")
+    assert "\n" not in refusal.value.one_line()
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "says"),
+    [
+        ({"template": None}, "template", "NoneType is not text"),
+        ({"template": TEMPLATE.encode()}, "template", "bytes is not text"),
+        ({"separator": None}, "separator", "NoneType is not text"),
+        ({"separator": 1}, "separator", "int is not text"),
+        ({"keep_first": -1}, "keep_first", "-1 is not a number of chunks, at least 0"),
+        ({"keep_first": None}, "keep_first", "NoneType is not a number of chunks"),
+        ({"keep_first": True}, "keep_first", "bool is not a number of chunks"),
+    ],
+)
+def test_a_builder_refuses_at_once_what_it_could_never_use(
+    given: dict[str, Any], field: str, says: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        PromptBuilder(**{"template": TEMPLATE, **given})
+    assert refusal.value.field == field
+    assert refusal.value.message == f"{field}: {says}"
+
+
+@pytest.mark.parametrize(
+    ("chunks", "field"),
+    [
+        (None, "jobs_chunks"),
+        ("abc", "jobs_chunks"),
+        (["abc"], "jobs_chunks.0"),
+        ([None], "jobs_chunks.0"),
+        ([["a", 1]], "jobs_chunks.0.1"),
+        ([["a", None]], "jobs_chunks.0.1"),
+        ([[(1, 2)]], "jobs_chunks.0.0"),
+    ],
+)
+def test_prompts_are_built_of_text_alone(chunks: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        PromptBuilder(TEMPLATE).build(chunks, [{"question": "q"}])
+    assert refusal.value.field == field
+    assert refusal.value.message.startswith(f"{field}: ")

@@ -1,6 +1,7 @@
 """What a set of prompts shares, beside a cache that is simulated block by block."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -69,7 +70,29 @@ def test_nothing_shares_nothing() -> None:
     assert expected_savings([]).bound == 0.0
 
 
-@pytest.mark.parametrize("block_size", [0, -16])
-def test_a_block_without_tokens_is_refused(block_size: int) -> None:
+@pytest.mark.parametrize("block_size", [0, -16, True, "16", 1.5, float("nan")])
+def test_a_block_without_tokens_is_refused(block_size: Any) -> None:
     with pytest.raises(InvalidRequest, match="block_size: "):
         expected_savings([[1]], block_size=block_size)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "field"),
+    [
+        (None, "prompts"),
+        ("abc", "prompts"),
+        (iter(["abc"]), "prompts"),
+        ({"abc"}, "prompts"),
+        ([None], "prompts.0"),
+        ([[1], "abc"], "prompts.1"),
+        (["abc", [1]], "prompts.1"),
+        ([[1, "a"]], "prompts.0.1"),
+        ([[1], [-1]], "prompts.1.0"),
+    ],
+)
+def test_what_is_no_list_of_prompts_is_refused_by_its_place(prompts: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        expected_savings(prompts)
+    assert refusal.value.field == field
+    assert refusal.value.message.startswith(f"{field}: ")
+    assert "\n" not in refusal.value.one_line()

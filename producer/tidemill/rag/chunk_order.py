@@ -3,9 +3,10 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import chain
 from typing import TypeVar
 
-from tidemill.protocol.errors import InvalidRequest
+from tidemill.rag._checks import check_count, check_jobs
 
 #: A retrieved passage: its text, or its token ids.
 Chunk = str | tuple[int, ...]
@@ -25,30 +26,42 @@ def canonical_order(
 
     The first ``keep_first`` chunks of each job, its most relevant ones, stay where they are; the
     others are then counted among the jobs that begin with the same ones, for no other job can
-    share them.  Raises ``InvalidRequest``.
+    share them.  Raises ``InvalidRequest``, which names the place, for what is not a list of lists
+    of chunks; a text in the place of a list of chunks is refused and not cut into letters.
     """
-    if isinstance(keep_first, bool) or not isinstance(keep_first, int) or keep_first < 0:
-        raise InvalidRequest(
-            f"keep_first: {keep_first!r:.40} is not a number of chunks", field="keep_first"
-        )
-    groups: dict[tuple[ChunkT, ...], list[int]] = defaultdict(list)
-    for index, chunks in enumerate(jobs_chunks):
-        groups[tuple(chunks[:keep_first])].append(index)
-    ordered: dict[int, list[ChunkT]] = {}
-    for head, members in groups.items():
-        tails = _sorted_by_use([jobs_chunks[index][keep_first:] for index in members])
-        for index, tail in zip(members, tails, strict=True):
-            ordered[index] = [*head, *tail]
-    return [ordered[index] for index in range(len(jobs_chunks))]
+    check_count(keep_first, "keep_first", "chunks", least=0)
+    check_jobs(jobs_chunks)
+    # Each chunk is known by a number from here on, for a hash of token ids is not kept by Python.
+    number_of: defaultdict[ChunkT, int] = defaultdict()
+    number_of.default_factory = number_of.__len__
+    jobs = [list(map(number_of.__getitem__, chunks)) for chunks in jobs_chunks]
+    distinct = list(number_of)
+    _order(jobs, list(map(_content_hash, distinct)), keep_first)
+    return [list(map(distinct.__getitem__, numbers)) for numbers in jobs]
 
 
-def _sorted_by_use(jobs_chunks: Sequence[Sequence[ChunkT]]) -> list[list[ChunkT]]:
-    num_jobs = Counter(chunk for chunks in jobs_chunks for chunk in set(chunks))
-    place = {chunk: (-count, _content_hash(chunk)) for chunk, count in num_jobs.items()}
-    return [sorted(chunks, key=place.__getitem__) for chunks in jobs_chunks]
+def _order(jobs: Sequence[list[int]], hashes: Sequence[bytes], keep_first: int) -> None:
+    """Sort what follows the kept chunks of each job in place; a chunk is an index of ``hashes``."""
+    groups: dict[tuple[int, ...], list[list[int]]] = defaultdict(list)
+    for numbers in jobs:
+        groups[tuple(numbers[:keep_first])].append(numbers)
+    for members in groups.values():
+        tails = [numbers[keep_first:] for numbers in members]
+        # Two stable sorts by keys that exist already, and none by pairs to be made for each chunk.
+        for tail in tails:
+            tail.sort(key=hashes.__getitem__)
+        # A job alone holds each of its chunks as often as any other.
+        if len(tails) > 1:
+            num_jobs = Counter(chain.from_iterable(map(set, tails)))
+            for tail in tails:
+                tail.sort(key=num_jobs.__getitem__, reverse=True)
+        for numbers, tail in zip(members, tails, strict=True):
+            numbers[keep_first:] = tail
 
 
 def _content_hash(chunk: Chunk) -> bytes:
     if isinstance(chunk, str):
         return sha256(chunk.encode("utf-8", "surrogatepass")).digest()
-    return sha256(repr(chunk).encode()).digest()
+    # One byte more, or ids and a text that reads like them would be equal.  ``tuple`` since a named
+    # tuple is equal to a plain one and is written differently.
+    return sha256(repr(tuple(chunk)).encode()).digest() + b"\0"

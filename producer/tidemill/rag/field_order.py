@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from tidemill.rag._checks import check_rows, check_text, checked_length, written, wrong_kind
+
 _Cell = tuple[str, str]
 _Row = frozenset[_Cell]
 
@@ -28,46 +30,68 @@ class OrderedRow:
     fields: tuple[_Cell, ...]
 
     def text(self, separator: str = "\n") -> str:
-        """Return the fields as ``name: value`` lines."""
+        """Return the fields as ``name: value`` lines; raises ``InvalidRequest``."""
+        check_text(separator, "separator")
         return separator.join(f"{name}: {value}" for name, value in self.fields)
 
 
 def order_fields(
-    rows: Sequence[Mapping[str, object]], *, length: Callable[[str], int] = len
+    rows: Sequence[Mapping[str, object]], *, length: Callable[[str], float] = len
 ) -> list[OrderedRow]:
     """Return the rows in an order, each with its fields in an order, so that neighbours share.
 
     Values are written with ``str``; rows may lack fields.  ``length`` is what a name or a value
-    costs, characters by default.  Of two rows alone all common fields become a shared prefix; of
-    more, the neighbours share at least what the best single value saves.  Takes time that grows
-    with rows x fields x fields.
+    costs, characters by default: a number from 0 to 10^12.  Of two rows alone all common fields
+    become a shared prefix; of more, the neighbours share at least what the best single value saves.
+    Takes time that grows with rows x fields x fields.  Raises ``InvalidRequest``.
     """
-    table = [frozenset((name, str(value)) for name, value in row.items()) for row in rows]
-    weights = {cell: sum(map(length, cell)) for cell in {cell for row in table for cell in row}}
+    check_rows(rows, "rows")
+    if not callable(length):
+        raise wrong_kind("length", length, "a function")
+    given = [_cells(row, index) for index, row in enumerate(rows)]
+    table = {index: frozenset(cells) for index, cells in enumerate(given)}
+    weights = {cell: _weight(cell, length) for cell in frozenset().union(*table.values())}
     ordered: list[OrderedRow] = []
-    for index, cells in _recurse(dict(enumerate(table)), weights):
-        names = list(rows[index])
-        rest = sorted(table[index].difference(cells), key=lambda cell: names.index(cell[0]))
-        ordered.append(OrderedRow(index, (*cells, *rest)))
+    for index, head in _walk(table, weights):
+        taken = frozenset(head)
+        rest = [cell for cell in given[index] if cell not in taken]
+        ordered.append(OrderedRow(index, (*head, *rest)))
     return ordered
 
 
-def _recurse(
-    table: Mapping[int, _Row], weights: Mapping[_Cell, int]
+def _cells(row: Mapping[str, object], index: int) -> list[_Cell]:
+    return [(name, written(value, f"rows.{index}.{name}")) for name, value in row.items()]
+
+
+def _weight(cell: _Cell, length: Callable[[str], float]) -> float:
+    return sum(checked_length(length(text)) for text in cell)
+
+
+def _walk(
+    table: Mapping[int, _Row], weights: Mapping[_Cell, float]
 ) -> Iterable[tuple[int, tuple[_Cell, ...]]]:
-    """Yield row numbers and the cells that go first in each; the others are shared by nobody."""
-    groups, alone = _take_groups(table, weights)
-    for head, members in groups:
-        taken = frozenset(head)
-        inner = {index: table[index] - taken for index in members}
-        for index, cells in _recurse(inner, weights):
-            yield index, (*head, *cells)
-    for index in alone:
-        yield index, ()
+    """Yield row numbers and the cells that go first in each; the others are shared by nobody.
+
+    The groups wait on a stack of our own: they nest as deep as rows have fields, which can be
+    deeper than Python lets functions call each other.
+    """
+    waiting: list[tuple[tuple[_Cell, ...], Mapping[int, _Row]]] = [((), table)]
+    while waiting:
+        head, rows = waiting.pop()
+        groups, alone = _take_groups(rows, weights)
+        if not groups:
+            yield from ((index, head) for index in alone)
+            continue
+        # Last in, first out: the groups in their order, each before those that are left over.
+        waiting.append((head, dict.fromkeys(alone, frozenset())))
+        for cells, members in reversed(groups):
+            taken = frozenset(cells)
+            inner = {index: rows[index] - taken for index in members}
+            waiting.append(((*head, *cells), inner))
 
 
 def _take_groups(
-    table: Mapping[int, _Row], weights: Mapping[_Cell, int]
+    table: Mapping[int, _Row], weights: Mapping[_Cell, float]
 ) -> tuple[list[tuple[tuple[_Cell, ...], list[int]]], list[int]]:
     """Cut a table into groups, each with the cells that all its rows hold, and a rest."""
     counts = Counter(cell for row in table.values() for cell in row)
@@ -95,7 +119,7 @@ def _take_groups(
 
 
 def _common_cells(
-    rows: Sequence[_Row], weights: Mapping[_Cell, int], first: _Cell
+    rows: Sequence[_Row], weights: Mapping[_Cell, float], first: _Cell
 ) -> tuple[_Cell, ...]:
     common = frozenset.intersection(*rows) - {first}
     return (first, *sorted(common, key=lambda cell: (-weights[cell], cell)))

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.rag._checks import check_count, check_jobs, check_rows, check_text, written
 from tidemill.rag.chunk_order import canonical_order
 
 _PLACE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
@@ -18,6 +19,9 @@ class PromptBuilder:
     """
 
     def __init__(self, template: str, *, separator: str = "\n\n", keep_first: int = 0) -> None:
+        check_text(template, "template")
+        check_text(separator, "separator")
+        check_count(keep_first, "keep_first", "chunks", least=0)
         _check_places(_PLACE.findall(template))
         self._template = template
         self._separator = separator
@@ -29,8 +33,10 @@ class PromptBuilder:
         """Return one prompt for each job, with its chunks in canonical order.
 
         ``fields[i]`` fills the other places of job ``i``.  The order is made for all these jobs
-        together: build those that run at the same time in one call.
+        together: build those that run at the same time in one call.  Raises ``InvalidRequest``.
         """
+        check_jobs(jobs_chunks, text_only=True)
+        check_rows(fields, "fields")
         if len(jobs_chunks) != len(fields):
             raise InvalidRequest(
                 f"fields: there are {len(fields)} for {len(jobs_chunks)} jobs", field="fields"
@@ -46,7 +52,7 @@ class PromptBuilder:
             name = match.group(1)
             if name not in values:
                 raise InvalidRequest(f"{name}: the template needs it, the job lacks it", field=name)
-            return str(values[name])
+            return written(values[name], name)
 
         return _PLACE.sub(value, self._template)
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE
+from tidemill.rag._checks import check_count, check_ids, check_list, check_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,32 @@ def expected_savings(
     prompt's last token, which has to be computed for its answer.  Text is counted by characters, in
     blocks of 1: a rough measure that needs no tokenizer.  Raises ``InvalidRequest``.
     """
+    text = _is_text(prompts)
     size = block_size
     if size is None:
-        size = 1 if isinstance(next(iter(prompts), ""), str) else DEFAULT_BLOCK_SIZE
-    if size < 1:
-        raise InvalidRequest(f"block_size: {size} is not a number of tokens", field="block_size")
+        size = 1 if text else DEFAULT_BLOCK_SIZE
+    check_count(size, "block_size", "tokens", least=1)
     sequences = sorted(prompt if isinstance(prompt, str) else tuple(prompt) for prompt in prompts)
     shared = 0
     # In sorted order nobody shares more with a prompt than the one before it.
     for before, prompt in pairwise(sequences):
         shared += min(_shared_len(before, prompt), max(0, len(prompt) - 1)) // size * size
     return Savings(len(sequences), sum(map(len, sequences)), shared)
+
+
+def _is_text(prompts: Sequence[object]) -> bool:
+    """Return whether the prompts are text and not token ids; refuse all else, and both at once."""
+    check_list(prompts, "prompts", "prompts")
+    text = any(isinstance(prompt, str) for prompt in prompts[:1])
+    for index, prompt in enumerate(prompts):
+        field = f"prompts.{index}"
+        if text:
+            check_text(prompt, field)
+        else:
+            check_list(prompt, field, "token ids")
+            assert isinstance(prompt, Sequence)
+            check_ids(prompt, field)
+    return text
 
 
 def _shared_len(left: Sequence[object], right: Sequence[object]) -> int:
