@@ -18,35 +18,15 @@ from tidemill.service.broker import Durability, durability_of
 from tidemill_scheduler.health import Health
 from tidemill_scheduler.limits import TenantWeights, read_limits
 from tidemill_scheduler.policy.waiting_times import at_pace
+from tidemill_scheduler.rates import Pace, Rate
 
 _log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 1.0
-#: How long a rate remembers; jobs of a minute must not look like a standstill between their ends.
-MEMORY_SECONDS = 30.0
 
-#: Counts of jobs, tokens and bytes that ended, and the rates measured from them.
+#: Counts of jobs, tokens and bytes that workers brought to their end, and their rates.
 _COUNTS = ("j", "t", "b")
 _RATES = ("rj", "rt", "rb")
-
-
-class Rate:
-    """An exponentially weighted mean of events per second, unbiased from the first sample on."""
-
-    def __init__(self, known: float = 0.0) -> None:
-        self._sum = known
-        self._weight = 1.0 if known else 0.0
-
-    @property
-    def per_second(self) -> float:
-        """The rate, 0 before the first sample."""
-        return self._sum / self._weight if self._weight else 0.0
-
-    def update(self, num_events: int, seconds: float) -> None:
-        """Take in what happened in the last ``seconds``."""
-        share = 1.0 - math.exp(-seconds / MEMORY_SECONDS)
-        self._sum += share * (num_events / seconds - self._sum)
-        self._weight += share * (1.0 - self._weight)
 
 
 class Meter:
@@ -70,10 +50,7 @@ class Meter:
         self._backlog = backlog
         self._weights = weights
         self._rates = [Rate() for _ in _RATES]
-        # Jobs that end per second while others wait: what the workers can do, not what they are
-        # asked for.
-        self._pace = Rate()
-        self._was_waiting = False
+        self._pace = Pace()
         self._counts: list[int] | None = None
         self._counted_at = 0.0
         self._is_hidden = False
@@ -90,27 +67,27 @@ class Meter:
             await asyncio.sleep(_INTERVAL_SECONDS)
 
     async def _resume(self) -> None:
-        values = await self._client.hmget(self._keys.measures, *_RATES)
-        self._rates = [Rate(_number(value)) for value in cast(list[bytes | None], values)]
+        values = await self._client.hmget(self._keys.measures, *_RATES, "rp")
+        *rates, pace = map(_number, cast(list[bytes | None], values))
+        self._rates, self._pace = list(map(Rate, rates)), Pace(pace)
 
     async def _count(self) -> None:
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.hmget(self._keys.measures, *_COUNTS)
             pipe.hget(self._keys.counters, "qb")
-            values, unfinished_bytes = await pipe.execute()
+            pipe.zcard(self._keys.running)
+            values, unfinished_bytes, num_running = await pipe.execute()
         now, counts = time.monotonic(), [int(_number(value)) for value in values]
-        # An idle system shows nothing of how fast it could be.
-        if self._counts is not None and unfinished_bytes:
-            for rate, count, before in zip(self._rates, counts, self._counts, strict=True):
-                rate.update(max(0, count - before), now - self._counted_at)
-        self._note_pace(counts[0], now)
+        if self._counts is not None:
+            ended = [max(0, n - old) for n, old in zip(counts, self._counts, strict=True)]
+            seconds = now - self._counted_at
+            # An idle system shows nothing of how fast it could be.
+            if unfinished_bytes or any(ended):
+                for rate, num_ended in zip(self._rates, ended, strict=True):
+                    rate.update(num_ended, seconds)
+            is_waiting = any(self._backlog().num_jobs_by_class)
+            self._pace.note(ended[0], num_running, seconds, is_waiting=is_waiting)
         self._counts, self._counted_at = counts, now
-
-    def _note_pace(self, num_ended: int, now: float) -> None:
-        is_waiting = any(self._backlog().num_jobs_by_class)
-        if self._counts is not None and is_waiting and self._was_waiting:
-            self._pace.update(max(0, num_ended - self._counts[0]), now - self._counted_at)
-        self._was_waiting = is_waiting
 
     async def _durability(self) -> Durability:
         if self._is_hidden:
@@ -126,8 +103,11 @@ class Meter:
     async def _tell(self, run_id: str, durability: Durability) -> None:
         limits = await read_limits(self._client, self._keys)
         jobs, tokens, num_bytes = (rate.per_second for rate in self._rates)
-        backlog = at_pace(self._backlog(), self._pace.per_second)
-        measures = Measures(jobs, tokens, num_bytes, limits.max_bytes, durability, run_id, backlog)
+        pace, mean_tokens = self._pace.per_second, tokens / jobs if jobs else 0.0
+        backlog = at_pace(self._backlog(), pace, mean_tokens)
+        measures = Measures(
+            jobs, tokens, num_bytes, limits.max_bytes, durability, run_id, backlog, pace
+        )
         await run_async(self._client, calls.measure(self._keys, measures))
         self._health.note_durability(durability)
 

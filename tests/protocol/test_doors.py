@@ -7,6 +7,7 @@ import redis
 
 from support import shard
 from support.shard import KEYS
+from support.wait import wait_until
 from tidemill.protocol import calls
 from tidemill.protocol.errors import StaleEpoch
 from tidemill.protocol.functions import run
@@ -154,12 +155,29 @@ def test_a_scheduler_fails_a_job_that_can_never_run(redis_client: redis.Redis) -
     assert not redis_client.hexists(KEYS.job(job_id), "req")
 
 
-def test_ended_jobs_are_counted_for_the_measures(redis_client: redis.Redis) -> None:
+def test_jobs_that_workers_ended_are_counted_for_the_measures(redis_client: redis.Redis) -> None:
     job_id = shard.submit(redis_client, num_tokens=12)
     size = redis_client.hstrlen(KEYS.job(job_id), "req")
+    fence = shard.dispatch(redis_client, job_id, shard.lead(redis_client)).fence
     for _ in range(2):
-        shard.cancel(redis_client, job_id)
+        shard.finish(redis_client, job_id, fence, 0)
     assert redis_client.hmget(KEYS.measures, "j", "t", "b") == [b"1", b"12", b"%d" % size]
+
+
+def test_cancelled_and_expired_jobs_are_no_measure_of_the_workers(
+    redis_client: redis.Redis,
+) -> None:
+    shard.cancel(redis_client, shard.submit(redis_client, num_tokens=12))
+    running = shard.submit(redis_client, num_tokens=12)
+    shard.dispatch(redis_client, running, shard.lead(redis_client))
+    shard.cancel(redis_client, running, "wkr_a")
+    expiring = shard.submit(redis_client, num_tokens=12, terms=JobTerms(deadline_ms=1))
+    ref = shard.ref_of(redis_client, expiring)
+    wait_until(lambda: run(redis_client, calls.expire(KEYS, ref, worker_id="")))
+
+    for job_id, state in ((running, b"cancelled"), (expiring, b"expired")):
+        assert redis_client.hget(KEYS.job(job_id), "st") == state
+    assert redis_client.hmget(KEYS.measures, "j", "t", "b") == [None] * 3
 
 
 def test_measures_replace_each_other_and_leave_the_counts(redis_client: redis.Redis) -> None:
@@ -177,6 +195,7 @@ def test_measures_replace_each_other_and_leave_the_counts(redis_client: redis.Re
         "lv": "fsync",
         "rid": "run",
         "bk": "",
+        "rp": "0.000000",
     }
 
 

@@ -30,11 +30,17 @@ def tell(client: redis.Redis, backlog: Backlog | None) -> None:
 
 
 def submit(
-    client: redis.Redis, priority: int = 0, tenant: str = "default", terms: JobTerms | None = None
+    client: redis.Redis,
+    priority: int = 0,
+    tenant: str = "default",
+    terms: JobTerms | None = None,
+    *,
+    cost: int = 0,
+    num_tokens: int = 0,
 ) -> int | None:
     request = GenerateRequest(model="m", prompt_ids=(1,), priority=priority, tenant=tenant)
     run(client, calls.salt(KEYS, tenant=tenant, random=b"\x07" * 16))
-    job = NewJob(new_job_id(), request, cost=1, terms=terms or JobTerms())
+    job = NewJob(new_job_id(), request, cost=cost, num_tokens=num_tokens, terms=terms or JobTerms())
     reply = run(client, calls.submit(KEYS, job))
     assert reply.created
     return reply.wait_ms
@@ -59,6 +65,39 @@ def test_a_leader_that_does_not_know_its_backlog_gives_no_estimate(
 def test_a_leader_without_a_rate_gives_no_estimate(redis_client: redis.Redis) -> None:
     tell(redis_client, Backlog((1.0, 1.0, 1.0), (1, 1, 1), 0.0, (1, 1, 1)))
     assert submit(redis_client) is None
+
+
+@pytest.mark.parametrize("known", [None, Backlog((0, 0, 0), (0, 0, 0), 0.0, (0, 0, 0))])
+def test_a_burst_before_any_rate_is_known_has_no_estimate(
+    redis_client: redis.Redis, known: Backlog | None
+) -> None:
+    tell(redis_client, known)
+    waits = [submit(redis_client, 7, cost=100, num_tokens=150) for _ in range(3)]
+    assert waits == [None, None, None]
+
+
+def test_a_burst_on_an_idle_shard_counts_its_own_jobs(redis_client: redis.Redis) -> None:
+    idle = Backlog((0, 0, 0), (0, 0, 0), 1_000.0, (0, 0, 0))
+    tell(redis_client, idle)
+    waits = [submit(redis_client, 7, cost=100, num_tokens=149) for _ in range(200)]
+    assert waits[:2] == [100, 250]
+    assert waits == [
+        in_ms(waiting_seconds(idle, 2, number, cost=100, mean_tokens=149.0))
+        for number in range(200)
+    ]
+    deadline = JobTerms(deadline_ms=20_000)
+    assert calls.is_at_risk(deadline, waits[-1])
+
+
+def test_a_burst_of_a_class_that_had_no_jobs_is_like_the_jobs_of_others(
+    redis_client: redis.Redis,
+) -> None:
+    backlog = Backlog((0, 500.0, 0), (0, 1, 0), 100.0, (0, 10, 0))
+    tell(redis_client, backlog)
+    waits = [submit(redis_client, 7, num_tokens=10_000) for _ in range(4)]
+    # Jobs of 50 tokens, and four times as much of p1 as long as it has some.
+    assert waits == [0, 2_500, 5_000, 6_500]
+    assert waits == [in_ms(waiting_seconds(backlog, 2, number)) for number in range(4)]
 
 
 def test_the_wait_grows_with_each_job_of_the_tenant(redis_client: redis.Redis) -> None:
@@ -115,22 +154,32 @@ many = st.integers(0, 1000)
         num_jobs_by_class=st.tuples(many, many, many),
     ),
     own=st.integers(0, 4),
+    cost=st.integers(0, 10**6),
+    num_tokens=st.integers(0, 10**6),
     priority=st.integers(-1, 1),
     weight=st.sampled_from([0.1, 1.0, 2.0, 100.0]),
 )
 def test_the_library_and_the_scheduler_agree(
-    redis_client: redis.Redis, backlog: Backlog, own: int, priority: int, weight: float
+    redis_client: redis.Redis,
+    backlog: Backlog,
+    own: int,
+    cost: int,
+    num_tokens: int,
+    priority: int,
+    weight: float,
 ) -> None:
-    redis_client.delete(KEYS.ingress(f"p{priority + 1}:default"))
+    redis_client.delete(KEYS.ingress(f"p{priority + 1}:default"), KEYS.counters)
     redis_client.hset(KEYS.settings, "weight:default", f"{weight}")
     tell(redis_client, backlog)
     for _ in range(own):
-        submit(redis_client, priority=priority)
-    expected = waiting_seconds(backlog, priority + 1, own, weight)
-    assert expected is not None
-    assert submit(redis_client, priority=priority) == pytest.approx(
-        1000 * expected, abs=1, rel=1e-9
+        submit(redis_client, priority=priority, num_tokens=7)
+    mean_tokens = (own * 7 + num_tokens) / (own + 1)
+    expected = waiting_seconds(
+        backlog, priority + 1, own, weight, cost=cost, mean_tokens=mean_tokens
     )
+    assert expected is not None
+    wait_ms = submit(redis_client, priority=priority, cost=cost, num_tokens=num_tokens)
+    assert wait_ms == pytest.approx(1000 * expected, abs=1, rel=1e-9)
 
 
 def test_what_a_leader_told_long_ago_is_no_estimate(redis_client: redis.Redis) -> None:

@@ -86,7 +86,8 @@ def test_the_answer_tells_how_long_the_job_is_likely_to_wait(
 
     told = answer(redis_client, put(redis_client, ids_body()))
 
-    assert told == {"job": told["job"], "wait_ms": 0}
+    # What its own prompt takes, of a few tokens.
+    assert told == {"job": told["job"], "wait_ms": pytest.approx(0, abs=10)}
     assert gather(worker, 1) == [told["job"]]
 
 

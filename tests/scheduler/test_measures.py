@@ -18,7 +18,7 @@ from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import GenerateRequest
 from tidemill.service.redis import connect_async
 from tidemill_scheduler.limits import Limits, TenantWeights, make_limits, read_limits
-from tidemill_scheduler.measures import MEMORY_SECONDS, Rate
+from tidemill_scheduler.rates import MEMORY_SECONDS, Rate
 
 
 def test_a_steady_stream_is_measured_exactly_from_the_first_second_on() -> None:
@@ -242,6 +242,26 @@ def test_the_pace_at_which_jobs_end_while_others_wait_goes_into_the_estimate(
     assert wait_ms > 1_000
     finish_all(worker, held)
     work_until_idle(redis_client, worker)
+
+
+def test_a_new_leader_goes_on_from_the_known_pace_on_an_idle_shard(
+    redis_client: redis.Redis, start_scheduler: StartScheduler
+) -> None:
+    known = Measures(0.5, 50.0, 0.0, 0, "fsync", "r1", pace=0.5)
+    run(redis_client, calls.measure(KEYS, known))
+    start_scheduler()
+    worker = PuppetWorker(redis_client)
+
+    def has_rate() -> bool:
+        worker.beat()
+        backlog = told(redis_client)
+        return backlog is not None and backlog.tokens_per_second > 0
+
+    wait_until(has_rate, LIVENESS_SECONDS)
+    backlog = told(redis_client)
+    assert backlog is not None
+    # Half a job of 1 + 100 tokens a second.
+    assert backlog.tokens_per_second == pytest.approx(50.5)
 
 
 def test_a_heavier_tenant_gets_more_of_the_workers(

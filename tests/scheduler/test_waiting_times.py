@@ -100,12 +100,46 @@ def test_a_measured_pace_goes_before_a_rate_that_was_worked_out() -> None:
     # Forty jobs, four a second.
     assert waiting_seconds(at_pace(backlog, 4.0), 2, 10) == pytest.approx(10.0)
     assert at_pace(backlog, 0.0) == backlog
-    nothing = backlog_of([[], [], []])
-    assert at_pace(nothing, 4.0) == nothing
+
+
+def test_jobs_are_not_computed_faster_than_the_workers_can() -> None:
+    backlog = backlog_of([[], [30], [10]])
+    # A thousand small jobs a second went before; these are 400 tokens at 100 a second.
+    assert waiting_seconds(at_pace(backlog, 1_000.0), 2, 10) == pytest.approx(4.0)
+
+
+def test_a_pace_without_workers_is_no_rate() -> None:
+    assert waiting_seconds(at_pace(backlog_of([[], [5], []], rate=0.0), 4.0), 1, 5) is None
+
+
+def test_a_burst_on_an_idle_shard_waits_as_long_as_the_pace_of_earlier_jobs_tells() -> None:
+    idle = at_pace(backlog_of([[], [], []], rate=10_000.0), 0.5, mean_tokens=200.0)
+    seconds = waiting_seconds(idle, 2, 600, mean_tokens=200.0)
+    assert seconds == pytest.approx(1_200.0)
+    # Twice as large, twice as long.
+    assert waiting_seconds(idle, 2, 600, mean_tokens=401.0) == pytest.approx(2_400.0)
+
+
+def test_a_burst_without_a_pace_takes_at_least_what_the_steps_take() -> None:
+    idle = backlog_of([[], [], []])
+    assert waiting_seconds(idle, 2, 600, cost=49, mean_tokens=49.0) == pytest.approx(300.49)
+
+
+def test_jobs_of_a_class_that_had_none_are_taken_for_those_of_the_others() -> None:
+    # Five of p2, and all of p0 and p1 as their shares are larger.
+    assert waiting_seconds(backlog_of([[4], [6], []]), 2, 5) == pytest.approx(1.5)
+
+
+def test_more_jobs_than_were_told_of_count_all_the_same() -> None:
+    assert waiting_seconds(backlog_of([[], [], [10]]), 2, 600) == pytest.approx(60.0)
+
+
+def test_the_prompt_of_the_job_itself_counts() -> None:
+    assert waiting_seconds(backlog_of([[], [], []]), 2, 0, cost=500) == pytest.approx(5.0)
 
 
 def test_an_empty_backlog_is_no_wait() -> None:
-    assert waiting_seconds(backlog_of([[], [], []]), 2, 3) == 0.0
+    assert waiting_seconds(backlog_of([[], [], []]), 2, 0) == 0.0
 
 
 @given(
@@ -135,4 +169,6 @@ def test_nobody_waits_for_more_than_there_is(queues: Queues, priority_class: int
     backlog = backlog_of(queues)
     seconds = waiting_seconds(backlog, priority_class, own)
     assert seconds is not None
-    assert 0 <= seconds <= sum(backlog.work_by_class) / RATE + 1e-9
+    # What was told, and at most all of the tenant's own beyond it.
+    most = sum(backlog.work_by_class) + own * JOB_TOKENS
+    assert 0 <= seconds <= most / RATE + 1e-9

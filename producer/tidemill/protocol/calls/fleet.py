@@ -29,6 +29,8 @@ class Beat:
 class Measures:
     """What a leader has measured: jobs, tokens and bytes that end per second, and its server.
 
+    Only jobs that a worker brought to their end count.  ``pace`` is how many would end per second
+    if all workers were full, 0 if that is unknown.
     ``max_bytes`` bounds the requests of all jobs that have not ended, 0 for no bound;
     ``durability`` is the level of the server process ``run_id``; ``backlog`` what waits in the
     classes of priority, None if that is unknown.
@@ -41,6 +43,7 @@ class Measures:
     durability: str
     run_id: str
     backlog: Backlog | None = None
+    pace: float = 0.0
 
 
 def beat(
@@ -171,6 +174,7 @@ def measure(keys: ShardKeys, measures: Measures) -> Call[int]:
             measures.durability,
             measures.run_id,
             "" if measures.backlog is None else measures.backlog.told(),
+            f"{measures.pace:.6f}",
         ),
         int,
     )

@@ -94,18 +94,28 @@ local function take_rate(rl, limits, tokens, t)
   redis.call('PEXPIRE', rl, full)
 end
 
+-- The mean work of a job of the class at v[at], else of any class; nil if no job is known.
+local function mean_work(v, at)
+  if v[at + 1] > 0 then return v[at] / v[at + 1] end
+  local jobs = v[4] + v[8] + v[12]
+  if jobs > 0 then return (v[3] + v[7] + v[11]) / jobs end
+end
+
 -- How long a job that joins a queue now is likely to wait there; -1 if that is unknown.
--- told = ms, work per second, then work, jobs, tenants and weight of each class; see
--- waiting_seconds in tidemill_scheduler.policy.waiting_times, which this repeats.
-local function waiting_ms(told, t, queue, input, own_weight)
+-- told = ms, work per second, then work, jobs, tenants and weight of each class; new = {prompt
+-- tokens, tokens of a waiting job of the tenant, its weight}; see waiting_seconds in
+-- tidemill_scheduler.policy.waiting_times, which this repeats.
+local function waiting_ms(told, t, queue, input, new)
   if not told or #told ~= BACKLOG_BYTES then return -1 end
   local v = {struct.unpack(BACKLOG, told)}
   if t - v[1] > BACKLOG_MS or v[2] <= 0 then return -1 end
   local at = CLASS_AT[string.byte(queue, 2)]
-  local work, jobs, own_jobs = v[at], v[at + 1], redis.call('XLEN', input)
-  if own_jobs == 0 or jobs <= 0 then return 0 end
-  local own = math.min(work, own_jobs * work / jobs)
-  local served = math.min(work, own * (1 + math.max(0, v[at + 2] - 1) / own_weight))
+  local own_jobs, prompt = redis.call('XLEN', input), new[1]
+  -- More of the tenant's jobs than the class had when that was told came since.
+  local own = own_jobs * (mean_work(v, at) or 1 + new[2]) + prompt
+  local others = v[at + 2] - (own_jobs > 0 and 1 or 0)
+  local served = math.min(math.max(v[at] + prompt, own),
+    own * (1 + math.max(0, others) / new[3]))
   local total, round = served, served / v[at + 3]
   for other = 3, 11, 4 do
     if other ~= at then total = total + math.min(v[other], round * v[other + 3]) end
@@ -168,7 +178,8 @@ local function submit(K, A)
   local ready = math.max(after(A[15]), number(A[16]))
   local v = {st = ready > t and 'delayed' or 'queued', f = 0, dl = after(A[17]), qdl = 0,
     sm = number(A[19]), td = 0, tp = 0}
-  local wait = waiting_ms(measured[7], t, A[3], K[2], limits.weight)
+  local wait = waiting_ms(measured[7], t, A[3], K[2],
+    {number(A[8]), (counts[2] + tokens) / (counts[1] + 1), limits.weight})
   if wait >= 0 then wait = wait + math.max(0, ready - t) end
   -- A delayed job's time in the queue begins when it may run.
   if number(A[18]) > 0 then v.qdl = math.max(t, ready) + number(A[18]) end

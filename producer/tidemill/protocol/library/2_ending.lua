@@ -42,7 +42,8 @@ end
 
 -- Ends a job for good: seals the token log, so that no later write to it can succeed, takes the job
 -- off every index and starts every TTL.  e = {state, reason, n, start, chunk, ending, result,
--- channel, log_ttl, job_ttl, back_ttl}; chunk and result may be ''.
+-- channel, log_ttl, job_ttl, back_ttl, is_work}; chunk and result may be ''.  Only what a worker
+-- brought to its end shows how fast workers are: is_work.
 local function seal(K, id, v, e)
   local t, entry = now(), SEAL .. '-' .. e.n
   -- First the one write that the server could refuse.
@@ -62,9 +63,11 @@ local function seal(K, id, v, e)
   if redis.call('ZADD', K[8], t + e.job_ttl, bytes .. ' ' .. id) == 1 then
     count(K[6], 'rb', bytes)
   end
-  redis.call('HINCRBY', K[14], 'j', 1)
-  redis.call('HINCRBY', K[14], 't', number(v.tk))
-  redis.call('HINCRBY', K[14], 'b', request_bytes)
+  if e.is_work then
+    redis.call('HINCRBY', K[14], 'j', 1)
+    redis.call('HINCRBY', K[14], 't', number(v.tk))
+    redis.call('HINCRBY', K[14], 'b', request_bytes)
+  end
   leave_batch(K, id, v, e.state)
   tell(K, id, v, e, t)
   redis.call('SPUBLISH', e.channel, entry .. ' ')
@@ -105,7 +108,7 @@ local function finish(K, A)
   if v.n ~= A[6] then return {-2 - tonumber(v.n), v.st} end
   seal(K, A[1], v, {state = A[4], reason = A[5], start = A[6], n = A[7], chunk = A[8],
     ending = A[9], result = A[10], channel = A[11], log_ttl = A[12], job_ttl = A[13],
-    back_ttl = A[14]})
+    back_ttl = A[14], is_work = A[4] == 'done' or A[4] == 'failed'})
   return {1, A[4]}
 end
 

@@ -75,12 +75,13 @@ local function lead(K, A)
 end
 
 -- What the leader has measured: rates per second of jobs, tokens and bytes, the bound on waiting
--- bytes, how durable the server is that has this run id, and the backlog, empty if it is unknown.
--- KEYS thr   ARGV rate_jobs rate_tokens rate_bytes max_bytes level run_id backlog   -> 1
+-- bytes, how durable the server is that has this run id, the backlog, empty if it is unknown, and
+-- the pace of full workers in jobs per second.
+-- KEYS thr   ARGV rate_jobs rate_tokens rate_bytes max_bytes level run_id backlog pace   -> 1
 local function measure(K, A)
   local backlog = A[7] and A[7] ~= '' and struct.pack('>d', now()) .. A[7] or ''
   redis.call('HSET', K[1], 'rj', A[1], 'rt', A[2], 'rb', A[3], 'mb', A[4], 'lv', A[5], 'rid', A[6],
-    'bk', backlog)
+    'bk', backlog, 'rp', A[8] or '')
   return 1
 end
 
