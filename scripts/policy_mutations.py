@@ -84,9 +84,9 @@ POLICY_MUTATIONS = (
     ),
     Mutation(
         "interactive jobs use credit beyond their share",
-        f"{_POLICY}/fair_share.py",
-        "return 0.0 if share is None else max(0.0, -(share.carry + share.portion))",
-        "return 0.0",
+        f"{_POLICY}/lanes.py",
+        "return self._shares.debt(0) <= burst",
+        "return True",
         (f"{_SHARES}::test_interactive_jobs_that_never_end_leave_the_other_classes_their_shares",),
     ),
     Mutation(

@@ -44,8 +44,8 @@ class Worker:
         self.status: WorkerStatus | None = None
         #: When the worker was last heard of, on the caller's clock, in seconds.
         self.heard_at = now
-        #: When it was last given a job.
-        self.given_at = now
+        #: Since when it has had no slot or block for any job, None if it has.
+        self.full_since: float | None = None
         #: Mean time from a dispatch to the status that covers it, None before the first one.
         self.ack_seconds: float | None = None
         self._step_seconds = 0.0
@@ -180,6 +180,10 @@ class Worker:
         if times := [sent_at for sent_at in covered.values() if sent_at is not None]:
             self.ack_seconds = _mean(self.ack_seconds, now - min(times), _ACK_SHARE)
         self.credit = self._credit()
+        if not self.is_full:
+            self.full_since = None
+        elif self.full_since is None:
+            self.full_since = now
         is_settled = not (self._in_flight or status.num_waiting or status.waiting_tokens)
         self._num_settled = self._num_settled + 1 if is_settled else 0
 

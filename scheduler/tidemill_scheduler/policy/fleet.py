@@ -12,7 +12,7 @@ _DEFAULT_COST = StepCost()
 #: A worker not heard of lately counts as busy for so long: it may be about to be found dead.
 _STALE_SECONDS = 60.0
 
-#: What a worker walks is kept for it until it has taken nothing for so long.
+#: What a worker walks is kept for it until it has been full for so long.
 _STUCK_SECONDS = 5.0
 
 #: A worker without a slot counts as busy for so long: nobody knows when a sequence ends.
@@ -78,13 +78,17 @@ class Fleet:
             self.tokens_per_second = 0.0
 
     def look_around(self, now: float, fresh_since: float) -> None:
-        """Note who was not heard of since then, and who has taken nothing for some seconds."""
+        """Note who was not heard of since then, and who has had no room for some seconds."""
         self._stale = frozenset(i for i, w in self._workers.items() if w.heard_at <= fresh_since)
-        stuck_since = now - _STUCK_SECONDS
-        self._stuck = frozenset(i for i, w in self._workers.items() if w.given_at <= stuck_since)
+        full = (
+            worker_id
+            for worker_id, worker in self._workers.items()
+            if worker.full_since is not None and now - worker.full_since >= _STUCK_SECONDS
+        )
+        self._stuck = self._stale.union(full)
 
     def is_stuck(self, worker_id: str) -> bool:
-        """Whether a worker has taken no job for so long that others need not wait for it."""
+        """Whether a worker is silent, or full for so long that others need not wait for it."""
         return worker_id in self._stuck
 
     def learn(self, worker_id: str, status: WorkerStatus) -> None:

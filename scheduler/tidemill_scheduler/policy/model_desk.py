@@ -200,8 +200,13 @@ class ModelDesk:
         workers = [worker for worker in self.fleet if not worker.is_draining]
         speaking = [worker for worker in workers if worker.heard_at >= silent_since]
         if speaking:
-            return bool(len(self.lanes)) and any(worker.num_seqs == 0 for worker in speaking)
+            return bool(len(self.lanes)) and any(map(self._could_run, speaking))
         return bool(workers) and bool(len(self))
+
+    def _could_run(self, worker: Worker) -> bool:
+        # Jobs may wait for another worker that has their prefix, rightly.
+        has_nothing = self._placement.has_nothing_for(worker.info.worker_id)
+        return worker.num_seqs == 0 and not has_nothing
 
     def _fill_apart(self, limit: int, moment: Moment, barred: set[str]) -> Iterator[Dispatch]:
         """Give out quarantined and large jobs; workers that must take nothing else are barred."""

@@ -74,6 +74,10 @@ class Placement:
         """Whether another run could decide more at once."""
         return bool(self._ready and len(self._lanes)) or bool(self.too_large)
 
+    def has_nothing_for(self, worker_id: str) -> bool:
+        """Whether a worker was asked since anything changed for it, and there was nothing."""
+        return worker_id in self._idle
+
     def wake(self, worker_id: str) -> None:
         """Look at a worker in the next run."""
         self._idle.pop(worker_id, None)
@@ -172,7 +176,6 @@ class Placement:
         if not target.fits(job, tokens, is_urgent=is_urgent):
             return None
         worker_id = target.info.worker_id
-        target.given_at = self._moment.now
         price = self._accounts.price(job, tokens)
         is_bound = self._lanes.is_bound(job)
         is_charged = self._lanes.take(job, worker_id, price, self._moment.now)
