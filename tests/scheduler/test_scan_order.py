@@ -1,23 +1,28 @@
 """The order of bulk jobs, checked against a trie and against its promises."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from support.scan_orders import (
+    TOKENS,
+    WORKERS,
+    add_all,
+    group_of,
+    new_order,
+    num_runs,
+    pop,
+    pop_all,
+)
 from support.waiting_jobs import key_of, make_job
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy import prefix_list
-from tidemill_scheduler.policy.prefix_order import MAX_FOLLOWERS, PrefixOrder, group_depth
+from tidemill_scheduler.policy.prefix_order import PrefixOrder
 
-TOKENS = 64
-DEPTH = 2
-WORKERS = ("a", "b", "c")
 paths = st.lists(st.integers(0, 2), max_size=5).map(tuple)
 many_paths = st.lists(paths, max_size=60)
 turns_of_workers = st.lists(st.sampled_from(WORKERS), min_size=1, max_size=20)
@@ -47,42 +52,6 @@ class TrieNode:
     def walk(self) -> list[str]:
         below = [job for label in sorted(self.children) for job in self.children[label].walk()]
         return self.jobs + below
-
-
-def new_order(*workers: str) -> PrefixOrder:
-    return PrefixOrder(dict.fromkeys(workers), TOKENS)
-
-
-def pop(order: PrefixOrder, worker: str, *, yields: bool = True) -> WaitingJob | None:
-    job = order.peek(worker)
-    if job is None and order.claim_range(worker, lambda owner: yields):
-        job = order.peek(worker)
-    if job is not None:
-        order.take(job, worker)
-    return job
-
-
-def pop_all(order: PrefixOrder, worker: str) -> list[WaitingJob]:
-    return [job for _ in range(len(order)) if (job := pop(order, worker))]
-
-
-def group_of(job: WaitingJob) -> bytes:
-    """What a job shares with its group; a job with a shorter key is a group of its own."""
-    size = DEPTH * ROUTING_HASH_BYTES
-    return job.key[:size] if len(job.key) >= size else job.job_id.encode()
-
-
-def num_runs(jobs: list[WaitingJob]) -> int:
-    return len(list(groupby(jobs, key=group_of)))
-
-
-def add_all(
-    order: PrefixOrder, all_paths: Sequence[tuple[int, ...]], cost: int = 1
-) -> list[WaitingJob]:
-    jobs = [make_job(path, cost=cost) for path in all_paths]
-    for job in jobs:
-        order.add(job)
-    return jobs
 
 
 class OrderAndModel(RuleBasedStateMachine):
@@ -449,178 +418,3 @@ def test_a_worker_goes_on_in_its_group_and_then_comes_to_what_sorts_before_it() 
     served = [job.key for job in pop_all(order, "a")]
 
     assert served == [key_of(group) for group in groups[2:] + groups[:2]]
-
-
-def test_an_epoch_begins_with_ranges_of_equal_work() -> None:
-    order = new_order(*WORKERS)
-    # The jobs of some are ten times those of others, so equal counts would not do.
-    for number in range(300):
-        order.add(make_job((number,), cost=64 + 640 * (number % 2)))
-    total = order.work
-
-    shares = dict.fromkeys(WORKERS, 0)
-    for worker in WORKERS:
-        while job := order.peek(worker):
-            order.take(job, worker)
-            shares[worker] += job.cost
-
-    assert sum(shares.values()) == total
-    assert max(shares.values()) - min(shares.values()) <= 2 * (64 + 640)
-
-
-def test_ranges_are_cut_between_groups_if_that_is_near() -> None:
-    order = new_order("a", "b")
-    groups = [(label, label) for label in range(40)]
-    add_all(order, [(*group, label) for group in groups for label in range(2)])
-
-    served = {worker: [] for worker in ("a", "b")}  # type: dict[str, list[WaitingJob]]
-    for worker in served:
-        while job := order.peek(worker):
-            order.take(job, worker)
-            served[worker].append(job)
-
-    assert {group_of(job) for job in served["a"]} & {group_of(job) for job in served["b"]} == set()
-
-
-def test_a_thief_takes_half_of_the_work_and_not_half_of_the_jobs() -> None:
-    order = new_order("a")
-    *small, big = sorted(((label,) for label in range(20)), key=key_of)
-    add_all(order, small, cost=64)
-    (costly,) = add_all(order, [big], cost=19 * 64)
-    assert order.peek("a") is not None
-
-    assert order.claim_range("b", lambda owner: True)
-
-    assert order.peek("b") == costly
-
-
-def test_a_thief_takes_from_the_range_with_the_most_work() -> None:
-    order = new_order("a", "b")
-    add_all(order, [(label,) for label in range(20)], cost=6400)
-    while order.peek("a"):
-        pop(order, "a")
-    left = [job for _ in range(3) if (job := pop(order, "b"))]
-    assert len(left) == 3
-
-    assert order.claim_range("c", lambda owner: True)
-
-    stolen, kept = [], []
-    while job := order.peek("c"):
-        order.take(job, "c")
-        stolen.append(job)
-    while job := order.peek("b"):
-        order.take(job, "b")
-        kept.append(job)
-    assert abs(len(stolen) - len(kept)) <= 1 and len(stolen) + len(kept) == 7
-
-
-@pytest.mark.parametrize("full", WORKERS)
-def test_a_thief_passes_by_ranges_with_less_work(full: str) -> None:
-    order = new_order(*WORKERS)
-    jobs = add_all(order, [(label,) for label in range(60)], cost=4096)
-    for worker in WORKERS:
-        assert order.peek(worker) is not None
-    # The ranges of the other two are half done.
-    for worker in [worker for worker in WORKERS if worker != full] * 10:
-        pop(order, worker)
-    assert len(order) == len(jobs) - 20
-
-    assert order.claim_range("d", lambda owner: True)
-    served = [job for worker in ("d", full) for job in pop_own(order, worker)]
-
-    assert len(served) == 20
-
-
-def test_a_group_near_the_middle_is_passed_by_if_another_cut_splits_none() -> None:
-    order = new_order("a")
-    large, small = sorted([(1, 1), (2, 2)], key=key_of)
-    add_all(order, [large] * 20 + [small] * 2, cost=3 * TOKENS)
-    assert order.peek("a") is not None
-
-    assert order.claim_range("b", lambda owner: False)
-
-    assert len(pop_own(order, "b")) == 2
-
-
-def test_workers_that_have_not_asked_yet_are_left_with_what_others_did_not_take() -> None:
-    order = new_order(*WORKERS)
-    jobs = add_all(order, [(label,) for label in range(6)], cost=20_000)
-    jobs.sort(key=lambda job: job.key)
-    # One of them has its range; the other two have the rest together.
-    is_lowest = order.peek("a") == jobs[0]
-    last = jobs.pop() if is_lowest else jobs.pop(0)
-
-    for job in jobs:
-        order.take(job, "late")
-
-    found = [order.peek(worker) for worker in WORKERS]
-    assert [job for job in found if job] == [last]
-
-
-def pop_own(order: PrefixOrder, worker: str) -> list[WaitingJob]:
-    jobs = []
-    while job := order.peek(worker):
-        order.take(job, worker)
-        jobs.append(job)
-    return jobs
-
-
-def test_a_worker_that_has_a_jobs_prefix_may_take_it_out_of_anothers_range() -> None:
-    order = new_order("a", "b")
-    add_all(order, [(label, 0) for label in range(8)])
-    job = order.peek("a")
-    assert job is not None
-
-    order.take(job, "b")
-
-    assert order.peek("a") not in (None, job)
-    assert len(order) == 7
-    assert len({j.job_id for j in pop_all(order, "a")} - {job.job_id}) == 7
-
-
-def test_followers_are_those_of_the_workers_range_with_the_prefix_of_its_next_job() -> None:
-    order = new_order("a")
-    first, second = sorted([(1, 1), (2, 2)], key=key_of)
-    add_all(order, [(*first, 1), (*first, 1, 1), (*first, 2), second])
-
-    assert order.followers("a", 2) == 3
-    assert order.followers("a", 0) == 4
-    pop(order, "a")
-    assert order.followers("a", 2) == 2
-    assert order.followers("nobody", 2) == 0
-
-
-def test_followers_are_counted_to_a_limit() -> None:
-    order = new_order("a")
-    add_all(order, [(1, 1)] * (MAX_FOLLOWERS + 5))
-
-    assert order.followers("a", 2) == MAX_FOLLOWERS
-
-
-@pytest.mark.parametrize(("tokens", "depth"), [(64, 2), (128, 1), (256, 1), (32, 4), (48, 3)])
-def test_a_group_shares_128_tokens_whatever_the_block_size(tokens: int, depth: int) -> None:
-    assert group_depth(tokens) == depth
-
-
-def test_a_thrifty_order_splits_a_group_of_less_work_than_its_prefix_only_at_any_cost() -> None:
-    order = PrefixOrder(dict.fromkeys("a"), TOKENS, is_stuck=lambda worker: False)
-    prefix = tuple(range(40))
-    jobs = add_all(order, [(*prefix, label) for label in range(4)], cost=41 * TOKENS)
-    assert pop(order, "a") in jobs
-
-    assert not order.claim_range("b", lambda owner: True)
-    assert order.peek("b") is None
-    assert order.claim_range("b", lambda owner: False, at_any_cost=True)
-
-    served = [job for worker in "ab" for job in pop_own(order, worker)]
-    assert len(served) == 3 and order.peek("b") is None
-
-
-def test_a_group_is_not_split_for_a_tenant_whose_owner_does_not_yield() -> None:
-    order = PrefixOrder(dict.fromkeys("a"), TOKENS, is_stuck=lambda worker: False)
-    add_all(order, [(1, 2, 3, label) for label in range(8)], cost=4 * TOKENS)
-    pop(order, "a")
-
-    assert not order.claim_range("b", lambda owner: False)
-    assert order.claim_range("b", lambda owner: False, at_any_cost=True)
-    assert order.peek("b") is not None

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
-from support.waiting_jobs import key_of
+from support.waiting_jobs import key_of, make_job
 from tidemill.protocol.messages import (
     FinishedSequence,
     KvEvents,
@@ -231,3 +231,19 @@ class PlayedShard:
 
 def _is_urgent(dispatch: Dispatch) -> bool:
     return dispatch.job.priority_class == 0
+
+
+def salted_job(
+    tenant: int = 0,
+    path: tuple[int, ...] = (),
+    extra: int = 36,
+    *,
+    prefix_id: int | None = None,
+    **values: object,
+) -> WaitingJob:
+    """A job whose prompt is a path of a tenant's own tree, and ``extra`` tokens."""
+    key = salted_key(tenant, path, prefix_id)
+    plain = make_job(cost=TOKENS * (1 + len(path)) + extra)
+    hint_depth = int(prefix_id is not None)
+    job = replace(plain, key=key, queue=f"p1:t{tenant}", hint_depth=hint_depth, max_tokens=1)
+    return replace(job, **values)  # type: ignore[arg-type]
