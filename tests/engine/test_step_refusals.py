@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from support.fake_engine import make_seq
 from tidemill.protocol.errors import ConfigError, InvalidRequest
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.step_config import StepConfig
