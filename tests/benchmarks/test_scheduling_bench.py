@@ -138,7 +138,7 @@ def test_the_chart_is_drawn_from_what_was_measured(traces: Path, tmp_path: Path)
     [
         (("--only", "nothing"), "invalid choice: 'nothing'"),
         (("--seeds", "0"), "1 or more"),
-        (("--plot", "chart.txt"), ".txt"),
+        (("--processes", "0"), "1 or more"),
         (("--quick", "--only", "same", "--traces", "/nowhere"), "/nowhere"),
     ],
 )

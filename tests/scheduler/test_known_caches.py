@@ -122,6 +122,10 @@ def homes_of(
     run(client, calls.salt(KEYS, tenant=REQUEST.tenant, random=b"\x07" * 16))
     homes = []
     for path in paths:
+        for worker in workers:
+            # Who was not heard of for seconds gets only what others have no room for.
+            worker.beat()
+            worker.report()
         job = calls.NewJob(new_job_id(), REQUEST, routing_key=key_of((*path, 9)), cost=330)
         run(client, calls.submit(KEYS, job))
         homes.append(wait_until(lambda: taker_of(workers), LIVENESS_SECONDS, leader.log) - 1)

@@ -184,7 +184,7 @@ class CrashStage:
             self._judge_job(job, ids[job.key])
             for record in records:
                 _judge_reader(job, ids[job.key], record)
-        assert int(self.client.hget(KEYS.measures, "j") or 0) == len(jobs), "a job ended twice"
+        assert int(self.client.hget(KEYS.measures, "e") or 0) == len(jobs), "a job ended twice"
         assert not find_leaks(self.client)
         return ids
 

@@ -27,7 +27,7 @@ class Comparison:
                 pipe.zrange(name, 0, -1)
             pipe.hgetall(KEYS.counters)
             pipe.xrange(KEYS.back_door("default"))
-            pipe.hget(KEYS.measures, "j")
+            pipe.hget(KEYS.measures, "e")
             pipe.zcard(KEYS.active_queues)
             for worker in ("wkr_a", "wkr_b"):
                 pipe.xlen(KEYS.commands(worker))

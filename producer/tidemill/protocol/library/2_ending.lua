@@ -63,6 +63,7 @@ local function seal(K, id, v, e)
   if redis.call('ZADD', K[8], t + e.job_ttl, bytes .. ' ' .. id) == 1 then
     count(K[6], 'rb', bytes)
   end
+  redis.call('HINCRBY', K[14], 'e', 1)
   if e.is_work then
     redis.call('HINCRBY', K[14], 'j', 1)
     redis.call('HINCRBY', K[14], 't', number(v.tk))
