@@ -1,5 +1,6 @@
 """One term of a leader: everything it knows is built at its start and dropped at its end."""
 
+import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
@@ -52,6 +53,7 @@ class Term:
         self._config = config
         self._health = health
         self._leadership = leadership
+        self._fleet_known = asyncio.Event()
         self._weights = TenantWeights()
         self._scheduler = Scheduler(
             silent_seconds=config.lease_seconds * config.silent_share,
@@ -123,7 +125,7 @@ class Term:
             self._watch.follow_statuses(),
             self._judge.run(),
             self._intake.listen(),
-            self._intake.run(),
+            self._take_in(),
             self._front_door.run(),
             self._pool.run(),
             self._dispatch(),
@@ -137,9 +139,14 @@ class Term:
         await run_together(_translated(duty) for duty in duties)
 
     async def _dispatch(self) -> None:
-        # All that is known of the workers, before the first of them gets a job.
-        await self._watch.refresh()
+        await self._fleet_known.wait()
         await self._dispatcher.run()
+
+    async def _take_in(self) -> None:
+        # All that is known of the workers, before the first job is bound to one of them.
+        await self._watch.refresh()
+        self._fleet_known.set()
+        await self._intake.run()
 
     def _place(self, job: WaitingJob) -> None:
         self._scheduler.add_job(job)
