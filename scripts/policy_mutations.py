@@ -144,7 +144,7 @@ POLICY_MUTATIONS = (
     ),
     Mutation(
         "keys share one hash less than the shorter one has",
-        f"{_POLICY}/prefix_list.py",
+        f"{_POLICY}/routing_hashes.py",
         "    low, high = 0, min(len(left), len(right)) // ROUTING_HASH_BYTES\n",
         "    low, high = 0, min(len(left), len(right)) // ROUTING_HASH_BYTES - 1\n",
         (

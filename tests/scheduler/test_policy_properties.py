@@ -13,7 +13,7 @@ from support.played_shard import TOKENS, PlayedShard, salted_job
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy.placement import Dispatch
-from tidemill_scheduler.policy.prefix_list import shared_depth
+from tidemill_scheduler.policy.routing_hashes import shared_depth
 from tidemill_scheduler.policy.scheduler import Scheduler
 from tidemill_scheduler.policy.settings import PolicySettings
 from tidemill_scheduler.policy.tenant_queue import PICKS_PER_TURN

@@ -13,7 +13,8 @@ from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy import prefix_list
 from tidemill_scheduler.policy.prefix_cuts import PrefixCuts
-from tidemill_scheduler.policy.prefix_list import PrefixList, shared_depth
+from tidemill_scheduler.policy.prefix_list import PrefixList
+from tidemill_scheduler.policy.routing_hashes import shared_depth
 
 TOKENS = 64
 paths = st.lists(st.integers(0, 2), max_size=5).map(tuple)

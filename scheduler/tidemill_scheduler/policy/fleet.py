@@ -1,6 +1,6 @@
 """The workers of one model, and how fast each of them is."""
 
-from collections.abc import Iterable, Iterator, KeysView
+from collections.abc import Iterator, KeysView
 
 from tidemill.protocol.messages import WorkerStatus
 from tidemill.protocol.step_cost import StepCost
@@ -123,10 +123,6 @@ class Fleet:
     def can_hold(self, worker_id: str, job: WaitingJob) -> bool:
         """Whether a job fits into the worker's KV pool at all."""
         return self._workers[worker_id].can_hold(job)
-
-    def with_ids(self, worker_ids: Iterable[str]) -> dict[str, Worker]:
-        """Return some of the workers by id, without those that are gone."""
-        return {i: worker for i in worker_ids if (worker := self._workers.get(i)) is not None}
 
     def seconds(self, worker_id: str, tokens: int) -> float:
         """Return how long a worker has to prefill so many tokens."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy.lanes import AnyLanes
-from tidemill_scheduler.policy.prefix_list import shared_depth
+from tidemill_scheduler.policy.routing_hashes import shared_depth
 from tidemill_scheduler.workers import Worker
 
 #: Groups of one worker that are followed at a time, those served last.

@@ -45,7 +45,6 @@ class ModelDesk:
         self._waiting = waiting
         self.block_size = block_size
         tokens_per_hash = ROUTING_STRIDE * block_size
-        group_depth = max(1, -(-settings.group_tokens // tokens_per_hash))
         self.fleet = Fleet()
         self.residency = Residency(tokens_per_hash)
         self.lanes: AnyLanes = (
@@ -62,7 +61,7 @@ class ModelDesk:
             )
         )
         self._accounts = Accounts(settings.output_weight)
-        self._hints = Hints(self.lanes, group_depth)
+        self._hints = Hints(self.lanes, self.residency.group_depth)
         self._placement = Placement(
             waiting,
             self.lanes,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy.prefix_chunk import Chunk, rank_of
+from tidemill_scheduler.policy.routing_hashes import share_depth, shared_depth
 
 #: A chunk is split above twice this size, and small ones are joined up to it.
 CHUNK_SIZE = 512
@@ -17,36 +18,6 @@ _SMALL_CHUNK = CHUNK_SIZE // 4
 
 #: Where an entry is: number of its chunk, offset in it.  Good until the list changes.
 Place = tuple[int, int]
-
-
-def shared_depth(left: bytes, right: bytes, guess: int = 0) -> int:
-    """Return how many leading routing hashes two keys share; a good ``guess`` makes it faster.
-
-    Equal hashes at one depth imply equal hashes below, hence the binary search.
-    """
-    low, high = 0, min(len(left), len(right)) // ROUTING_HASH_BYTES
-    if 0 < guess <= high:
-        if not share_depth(left, right, guess):
-            high = guess - 1
-        elif not share_depth(left, right, guess + 1):
-            return guess
-        else:
-            low = guess + 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        end = middle * ROUTING_HASH_BYTES
-        if left[end - ROUTING_HASH_BYTES : end] == right[end - ROUTING_HASH_BYTES : end]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def share_depth(left: bytes, right: bytes, depth: int) -> bool:
-    """Whether two keys share so many leading hashes, which is one or more."""
-    end = depth * ROUTING_HASH_BYTES
-    last = left[end - ROUTING_HASH_BYTES : end]
-    return len(last) == ROUTING_HASH_BYTES and last == right[end - ROUTING_HASH_BYTES : end]
 
 
 class PrefixList:

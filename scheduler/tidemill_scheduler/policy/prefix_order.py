@@ -15,10 +15,8 @@ from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy.key_ranges import KeyRange, KeyRanges
 from tidemill_scheduler.policy.prefix_cuts import Cut, Load, PrefixCuts
-from tidemill_scheduler.policy.prefix_list import PrefixList, shared_depth
-
-#: Tokens from which a shared prefix makes a group that is kept on one worker.
-GROUP_TOKENS = 128
+from tidemill_scheduler.policy.prefix_list import PrefixList
+from tidemill_scheduler.policy.routing_hashes import group_depth, shared_depth
 
 #: Work that may join a running epoch, as a share of the work it began with.
 JOIN_SHARE = 0.25
@@ -41,11 +39,6 @@ MAX_VICTIMS = 8
 
 #: ``followers`` counts up to here.
 MAX_FOLLOWERS = 1000
-
-
-def group_depth(tokens_per_hash: int) -> int:
-    """Return how many routing hashes two jobs of one group share at least."""
-    return max(1, -(-GROUP_TOKENS // tokens_per_hash))
 
 
 #: Whether jobs stay in a range that share so many hashes with what its worker is at.

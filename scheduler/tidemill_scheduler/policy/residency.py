@@ -7,14 +7,11 @@ from itertools import islice
 from tidemill.protocol.messages import KvEvents
 from tidemill_scheduler.policy.holder_index import HolderIndex, bits_from
 from tidemill_scheduler.policy.in_flight import InFlight
-from tidemill_scheduler.policy.routing_hashes import depth_within, hash_at, split_key
+from tidemill_scheduler.policy.routing_hashes import depth_within, group_depth, hash_at, split_key
 from tidemill_scheduler.policy.worker_cache import WorkerCache
 
 #: Workers that ``Residency.holders`` names at most.
 MAX_HOLDERS = 8
-
-#: Tokens from which on a shared prefix makes a group.
-GROUP_TOKENS = 128
 
 
 class Residency:
@@ -29,7 +26,7 @@ class Residency:
     def __init__(self, tokens_per_hash: int) -> None:
         self.tokens_per_hash = tokens_per_hash
         #: Hashes from which on a shared prefix makes a group.
-        self.group_depth = max(1, -(-GROUP_TOKENS // tokens_per_hash))
+        self.group_depth = group_depth(tokens_per_hash)
         self._caches: dict[str, WorkerCache] = {}
         self._resident = HolderIndex()
         self._in_flight = InFlight()

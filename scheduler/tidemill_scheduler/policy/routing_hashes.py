@@ -6,6 +6,9 @@ from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 
 Digests = Container[bytes]
 
+#: Tokens from which on a shared prefix makes a group that is kept on one worker.
+GROUP_TOKENS = 128
+
 
 def split_key(key: bytes) -> list[bytes]:
     """Return the hashes of ``key``."""
@@ -24,20 +27,39 @@ def hash_at(key: bytes, depth: int) -> bytes:
     return key[end - ROUTING_HASH_BYTES : end]
 
 
-def shared_depth(one: bytes, other: bytes) -> int:
-    """Return how many leading hashes two keys share.
+def shared_depth(left: bytes, right: bytes, guess: int = 0) -> int:
+    """Return how many leading routing hashes two keys share; a good ``guess`` makes it faster.
 
-    A binary search: the hashes are chained, so equal ones mean that all before them are equal.
+    Equal hashes at one depth imply equal hashes below, hence the binary search.
     """
-    low, high = 0, min(len(one), len(other)) // ROUTING_HASH_BYTES
+    low, high = 0, min(len(left), len(right)) // ROUTING_HASH_BYTES
+    if 0 < guess <= high:
+        if not share_depth(left, right, guess):
+            high = guess - 1
+        elif not share_depth(left, right, guess + 1):
+            return guess
+        else:
+            low = guess + 1
     while low < high:
         middle = (low + high + 1) // 2
-        start, end = (middle - 1) * ROUTING_HASH_BYTES, middle * ROUTING_HASH_BYTES
-        if one[start:end] == other[start:end]:
+        end = middle * ROUTING_HASH_BYTES
+        if left[end - ROUTING_HASH_BYTES : end] == right[end - ROUTING_HASH_BYTES : end]:
             low = middle
         else:
             high = middle - 1
     return low
+
+
+def share_depth(left: bytes, right: bytes, depth: int) -> bool:
+    """Whether two keys share so many leading hashes, which is one or more."""
+    end = depth * ROUTING_HASH_BYTES
+    last = left[end - ROUTING_HASH_BYTES : end]
+    return len(last) == ROUTING_HASH_BYTES and last == right[end - ROUTING_HASH_BYTES : end]
+
+
+def group_depth(tokens_per_hash: int) -> int:
+    """Return how many routing hashes two jobs of one group share at least."""
+    return max(1, -(-GROUP_TOKENS // tokens_per_hash))
 
 
 def depth_within(key: bytes, digests: Digests, least: int = 0, near: int | None = None) -> int:

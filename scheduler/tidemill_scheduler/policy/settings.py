@@ -30,5 +30,3 @@ class PolicySettings:
     #: Seconds of the workers' time that the interactive class may use beyond its share before the
     #: others are served first.
     urgent_seconds: float = 10.0
-    #: Shared tokens from which on jobs make a group that is kept on one worker.
-    group_tokens: int = 128

@@ -3,8 +3,8 @@
 from collections import deque
 
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
-from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.policy.routing_hashes import depth_within
 from tidemill_scheduler.workers import Worker
 
 
@@ -49,12 +49,4 @@ class Backend:
 
     def cached_depth(self, key: bytes) -> int:
         """Return how many leading hashes of a key are cached."""
-        low, high = 0, len(key) // ROUTING_HASH_BYTES
-        while low < high:
-            middle = (low + high + 1) // 2
-            end = middle * ROUTING_HASH_BYTES
-            if key[end - ROUTING_HASH_BYTES : end] in self.cached:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return depth_within(key, self.cached)

@@ -1,13 +1,15 @@
 """The frame of all baselines: route each job to a worker, then serve each worker's queue."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tidemill.protocol.messages import KvEvents, KvSnapshot, WorkerInfo, WorkerStatus
-from tidemill.protocol.prefix import ROUTING_HASH_BYTES, ROUTING_STRIDE
+from tidemill.protocol.prefix import ROUTING_STRIDE
 from tidemill_scheduler.jobs import WaitingJob
 from tidemill_scheduler.policy.placement import Dispatch
+from tidemill_scheduler.policy.routing_hashes import split_key
 from tidemill_scheduler.simulation.baselines.backend import Backend
 
 
@@ -18,7 +20,7 @@ class _Route(NamedTuple):
     tokens: int
 
 
-class Router:
+class Router(ABC):
     """Routes jobs in the order they came; subclasses choose the worker.
 
     ``route`` may return None: then the job, and all behind it, wait in the router.  Jobs of higher
@@ -36,11 +38,11 @@ class Router:
 
     # What subclasses decide.
 
+    @abstractmethod
     def route(self, job: WaitingJob) -> Backend | None:
         """Return the worker for a job, None while it must wait in the router."""
-        raise NotImplementedError
 
-    def routed(self, job: WaitingJob, backend: Backend) -> None:
+    def routed(self, job: WaitingJob, backend: Backend) -> None:  # noqa: B027  # a hook, mostly unused
         """Note that a job was routed."""
 
     def pick(self, backend: Backend) -> WaitingJob:
@@ -102,15 +104,15 @@ class Router:
         """Follow a worker's prefix cache."""
         backend = self.backends.get(worker_id)
         if backend is not None:
-            backend.cached.update(_digests(events.stored))
-            backend.cached.difference_update(_digests(events.evicted))
+            backend.cached.update(split_key(events.stored))
+            backend.cached.difference_update(split_key(events.evicted))
         return True
 
     def reset_kv(self, worker_id: str, snapshot: KvSnapshot) -> None:
         """Replace what is known of a worker's prefix cache."""
         backend = self.backends.get(worker_id)
         if backend is not None:
-            backend.cached = set(_digests(snapshot.digests))
+            backend.cached = set(split_key(snapshot.digests))
 
     def tick(self, now: float) -> Sequence[Dispatch]:
         """Route what can be routed and send what workers have credit for."""
@@ -178,8 +180,3 @@ class Router:
         else:
             backend.queue.remove(job)
         backend.queued_tokens -= tokens
-
-
-def _digests(data: bytes) -> Iterator[bytes]:
-    step = ROUTING_HASH_BYTES
-    return (data[start : start + step] for start in range(0, len(data), step))

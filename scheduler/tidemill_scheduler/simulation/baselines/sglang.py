@@ -2,6 +2,7 @@
 
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.policy.routing_hashes import depth_within, split_key
 from tidemill_scheduler.simulation.baselines.backend import Backend
 from tidemill_scheduler.simulation.baselines.router import Router
 
@@ -43,8 +44,7 @@ class SglangStyle(Router):
     def routed(self, job: WaitingJob, backend: Backend) -> None:
         """Add the job's prefixes to the worker's tree."""
         key = job.kv_key
-        starts = range(0, len(key), ROUTING_HASH_BYTES)
-        self._tree(backend).update(key[s : s + ROUTING_HASH_BYTES] for s in starts)
+        self._tree(backend).update(split_key(key))
 
     def pick(self, backend: Backend) -> WaitingJob:
         """Return the job with the longest match, the first one in a long queue."""
@@ -61,13 +61,4 @@ class SglangStyle(Router):
         return self._trees.setdefault(backend.info.worker_id, set())
 
     def _match(self, key: bytes, backend: Backend) -> int:
-        tree, depth = self._tree(backend), 0
-        low, high = 0, len(key) // ROUTING_HASH_BYTES
-        while low < high:
-            depth = (low + high + 1) // 2
-            end = depth * ROUTING_HASH_BYTES
-            if key[end - ROUTING_HASH_BYTES : end] in tree:
-                low = depth
-            else:
-                high = depth - 1
-        return low
+        return depth_within(key, self._tree(backend))
