@@ -1,12 +1,15 @@
 """TLS: certificates and host names are checked unless an address says otherwise."""
 
+import select
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
+from redis.connection import SSLConnection
 
 from support.fake_mill import FakeMill
 from support.nodes import NUM_SLOTS, free_port, node
@@ -17,7 +20,10 @@ from support.valkey import read_binary
 from support.wait import wait_until
 from tidemill.protocol.errors import BrokerUnavailable, ConfigError
 from tidemill.protocol.functions import ensure_library
+from tidemill.service.broker_url import Address
 from tidemill.service.redis import check_server, connect, connect_async, is_refused, translate
+from tidemill.service.routed_connection import Locator
+from tidemill.service.routing import Answer, Seeds
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +155,32 @@ async def test_a_cluster_is_reached_over_tls_by_host_name(
             assert client.set("tm:{00}:x", "1", ex=60)
         async with connect_async(url) as async_client:
             assert await async_client.get("tm:{00}:x") == b"1"
+
+
+class _AnySeed:
+    """A way to find a server by which whoever answers is the one."""
+
+    question = ("PING",)
+    wanted = "a server that answers"
+    fix = ""
+
+    def understand(self, reply: object, asked: Address) -> Answer:
+        assert reply == b"PONG"
+        return Answer(asked)
+
+
+class _TicketsHaveCome(SSLConnection):
+    """A connection after whose handshake the server's session tickets are there to be read."""
+
+    def connect_check_health(self, *args: Any, **options: Any) -> None:
+        super().connect_check_health(*args, **options)
+        assert select.select([self._sock], [], [], 20)[0], "TLS 1.3 sends tickets"
+
+
+def test_session_tickets_do_not_hinder_the_search_for_a_server(
+    proxy: TlsProxy, authority: Authority
+) -> None:
+    seed = Address("localhost", proxy.port)
+    options = {"ssl_ca_certs": str(authority.ca), "protocol": 2, "driver_info": None}
+    locator = Locator(_AnySeed(), Seeds([seed]), _TicketsHaveCome, options)
+    assert locator.find() == seed

@@ -7,8 +7,6 @@ Only where that is may change: then the connection breaks, and whatever retries 
 from collections.abc import Mapping
 from typing import Any
 
-import redis
-import redis.asyncio
 import redis.asyncio.connection as asyncio_connection
 from redis import connection, exceptions
 
@@ -60,14 +58,13 @@ class Locator:
         raise not_found(self._routing, failures)
 
     def _ask(self, seed: Address) -> Any:
-        pool = connection.ConnectionPool(
-            connection_class=self._connection_class,
-            host=seed.host,
-            port=seed.port,
-            **self._options,
-        )
-        with redis.Redis.from_pool(pool) as client:
-            return client.execute_command(*self._routing.question)
+        # No pool: it takes the session tickets that follow a TLS handshake for a stray reply.
+        asked = self._connection_class(host=seed.host, port=seed.port, **self._options)
+        try:
+            asked.send_command(*self._routing.question)
+            return asked.read_response()
+        finally:
+            asked.disconnect()
 
 
 class AsyncLocator:
@@ -97,18 +94,12 @@ class AsyncLocator:
         raise not_found(self._routing, failures)
 
     async def _ask(self, seed: Address) -> Any:
-        pool = asyncio_connection.ConnectionPool(
-            connection_class=self._connection_class,
-            host=seed.host,
-            port=seed.port,
-            **self._options,
-        )
-        async with redis.asyncio.Redis.from_pool(pool) as client:
-            # redis-py leaves execute_command untyped, as the methods below.
-            reply: Any = client.execute_command(  # type: ignore[no-untyped-call]
-                *self._routing.question
-            )
-            return await reply
+        asked = self._connection_class(host=seed.host, port=seed.port, **self._options)
+        try:
+            await asked.send_command(*self._routing.question)
+            return await asked.read_response()
+        finally:
+            await asked.disconnect(nowait=True)
 
 
 class RoutedConnection(connection.Connection):
