@@ -82,15 +82,6 @@ class InteractiveLane:
         queue = self._queues.get(worker_id)
         return () if queue is None else queue.tenants
 
-    def worker_of(self, job: WaitingJob) -> str | None:
-        """Return the worker a job is bound to; raises ``KeyError``."""
-        return self._bound[job.job_id].worker_id
-
-    def queued_seconds(self, worker_id: str) -> float:
-        """Return the seconds of prefill that wait for a worker."""
-        queue = self._queues.get(worker_id)
-        return 0.0 if queue is None else queue.seconds
-
     def peek(self, worker_id: str, tenant: str, now: float) -> WaitingJob | None:
         """Return a tenant's next job for a worker, see ``TenantQueue``."""
         self._adopt()
@@ -133,7 +124,7 @@ class InteractiveLane:
         """Bind a worker's jobs to others, now and in the calls to come.
 
         A worker that has left ``loads`` and the residency by now is gone; one that is still there
-        gets nothing more until ``readmit``.
+        drains and gets nothing more.
         """
         self._barred.discard(worker_id)
         for bound in self._queues.remove_worker(worker_id):
@@ -141,10 +132,6 @@ class InteractiveLane:
         if worker_id in self._loads.ids():
             self._barred.add(worker_id)
         self._adopt()
-
-    def readmit(self, worker_id: str) -> None:
-        """Let a worker that was released but stayed take jobs again."""
-        self._barred.discard(worker_id)
 
     def refresh(self, worker_id: str) -> None:
         """Look at a worker's load again, for it has told of itself."""

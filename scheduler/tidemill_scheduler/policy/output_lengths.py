@@ -1,17 +1,15 @@
 """How long the output of a tenant's jobs tends to be: pure."""
 
-import math
-from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from dataclasses import dataclass
 
 from tidemill_scheduler.jobs import WaitingJob
 
 #: What is expected before any job has finished, in tokens: half of a job's bound, this at most.
 DEFAULT_TOKENS = 256
 
-#: So many outputs a mean remembers, and a quantile is taken of.
+#: So many outputs a mean remembers.
 _MEMORY = 32
-_WINDOW = 64
 
 _MAX_TENANTS = 10_000
 
@@ -20,13 +18,11 @@ _MAX_TENANTS = 10_000
 class _History:
     count: int = 0
     mean: float = 0.0
-    recent: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
     def add(self, tokens: int) -> None:
         """A plain mean at first, then one whose older values fade."""
         self.count += 1
         self.mean += (tokens - self.mean) / min(self.count, _MEMORY)
-        self.recent.append(tokens)
 
 
 class OutputLengths:
@@ -58,11 +54,3 @@ class OutputLengths:
             return min(DEFAULT_TOKENS, (job.max_tokens + 1) // 2 or DEFAULT_TOKENS)
         mean = max(1, round(history.mean))
         return min(mean, job.max_tokens) if job.max_tokens else mean
-
-    def p90(self, tenant: str) -> int:
-        """Return what nine of ten outputs of the tenant do not exceed, of the last 64."""
-        history = self._histories.get(tenant, self._all)
-        if not history.count:
-            return DEFAULT_TOKENS
-        recent = sorted(history.recent)
-        return recent[math.ceil(0.9 * len(recent)) - 1]

@@ -107,10 +107,6 @@ class Residency:
         """
         return self._caches[worker_id].depth(key, near)
 
-    def resident_depth(self, worker_id: str, key: bytes) -> int:
-        """Return how many leading hashes of ``key`` the worker holds; raises ``KeyError``."""
-        return depth_within(key, self._caches[worker_id].resident)
-
     def holders(self, key: bytes, least_depth: int) -> list[tuple[str, int]]:
         """Return up to ``MAX_HOLDERS`` workers with at least so many leading hashes of ``key``.
 
