@@ -21,7 +21,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from workloads import Request, make_workload
 
-from tidemill.protocol.messages import SamplingParams
+from tidemill.protocol.sampling import SamplingParams
 from tidemill.service.config import load_config
 from tidemill_gpuworker.engine import Engine
 from tidemill_gpuworker.model_runner import peak_resident_bytes

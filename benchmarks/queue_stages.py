@@ -17,14 +17,8 @@ from tidemill.protocol.codec import encode
 from tidemill.protocol.functions import Call, run
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.keys import CONSUMER, GROUP, ShardKeys
-from tidemill.protocol.messages import (
-    GenerateRequest,
-    JobEnd,
-    JobResult,
-    SamplingParams,
-    TokenChunk,
-    Usage,
-)
+from tidemill.protocol.messages import GenerateRequest, JobEnd, JobResult, TokenChunk, Usage
+from tidemill.protocol.sampling import SamplingParams
 
 T = TypeVar("T")
 

@@ -14,8 +14,9 @@ from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import InvalidRequest, StreamGap, TidemillError
 from tidemill.protocol.functions import Call
 from tidemill.protocol.keys import ShardKeys
-from tidemill.protocol.messages import MAX_SEED, GenerateRequest, ModelCard, TokenChunk
+from tidemill.protocol.messages import GenerateRequest, ModelCard, TokenChunk
 from tidemill.protocol.prefix import ExtraKeys
+from tidemill.protocol.sampling import MAX_SEED
 from tidemill.protocol.states import JobState
 from tidemill.service.prompt import extra_keys, tokenize, validate
 from tidemill.service.tokenizer import Tokenizer

@@ -1,6 +1,6 @@
 """Asks an engine for one token of the smallest prompt there is."""
 
-from tidemill.protocol.messages import SamplingParams
+from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.engine import Engine
 from tidemill_gpuworker.sequence import Sequence
 

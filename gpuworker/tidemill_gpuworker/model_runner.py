@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from tidemill.protocol.errors import ConfigError, DamagedModel
-from tidemill.protocol.messages import SamplingParams
+from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.inputs import StepInputs, make_inputs
 from tidemill_gpuworker.kv_cache import (
     KVCache,
@@ -45,7 +45,11 @@ class Model(Protocol):
     def __call__(
         self, inputs: StepInputs, cache: KVCache, backend: AttentionBackend
     ) -> torch.Tensor:
-        """Return float32 logits [sampled rows, vocabulary]; mutates the cache."""
+        """Return the last hidden states [tokens, hidden]; mutates the cache."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [rows, vocabulary] of some rows of the hidden states."""
         ...
 
 
@@ -124,7 +128,8 @@ class ModelRunner:
         if not plan.scheduled:
             return torch.empty(0, self.model_config.vocab_size, device=self._device)
         inputs = make_inputs(plan, self.block_size, self._device)
-        return self._model(inputs, self._cache, self.backend)
+        hidden = self._model(inputs, self._cache, self.backend)
+        return self._model.logits(hidden[inputs.sampled_rows])
 
     def warm_up(self) -> None:
         """Run a prefill and a decode step over blocks that no sequence holds yet.

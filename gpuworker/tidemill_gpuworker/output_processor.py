@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tidemill.protocol.messages import SamplingParams
+from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import FinishReason
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.detokenizer import Detokenizer

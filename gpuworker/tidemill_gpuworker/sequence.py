@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 
-from tidemill.protocol.messages import SamplingParams
 from tidemill.protocol.prefix import ExtraKeys
+from tidemill.protocol.sampling import SamplingParams
 
 
 class SequenceStatus(Enum):

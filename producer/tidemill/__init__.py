@@ -41,11 +41,11 @@ from tidemill.protocol.messages import (
     ChatMessage,
     JobEnd,
     ModelCard,
-    SamplingParams,
     Usage,
     WorkerInfo,
     WorkerStatus,
 )
+from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import FinishReason, JobState
 from tidemill.result import Result
 from tidemill.status import QueueStatus, Status, WorkerSnapshot

@@ -9,7 +9,7 @@ from typing import Any
 from tidemill._checks import check_timeout, shown
 from tidemill._request import MAX_IDEMPOTENCY_KEY_CHARS, JobOptions, JobSpec, Prompt
 from tidemill.protocol.errors import InvalidRequest, JobError, TidemillError
-from tidemill.protocol.messages import MAX_SEED, SamplingParams
+from tidemill.protocol.sampling import MAX_SEED, SamplingParams
 from tidemill.result import Result
 
 MAX_CANDIDATES = 128

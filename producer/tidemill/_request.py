@@ -13,14 +13,9 @@ from tidemill.protocol.calls import NewJob
 from tidemill.protocol.codec import MAX_ARRAY_LEN, MAX_MESSAGE_BYTES, encode
 from tidemill.protocol.errors import InvalidRequest, UnknownModel
 from tidemill.protocol.keys import RESERVED_KEYS
-from tidemill.protocol.messages import (
-    ChatMessage,
-    GenerateRequest,
-    JobTerms,
-    ModelCard,
-    SamplingParams,
-    Tenant,
-)
+from tidemill.protocol.messages import ChatMessage, GenerateRequest, JobTerms, ModelCard
+from tidemill.protocol.sampling import SamplingParams
+from tidemill.protocol.values import Tenant
 from tidemill.service.prompt import most_tokens, prepare, validate
 
 if TYPE_CHECKING:  # the SDK works without the tokenizer extra

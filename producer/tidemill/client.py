@@ -22,7 +22,8 @@ from tidemill.batch import BatchStatus, CancelCounts, batch_status
 from tidemill.best_of import BestOf
 from tidemill.job import Job
 from tidemill.protocol.errors import BrokerError, JobNotFound, TidemillError
-from tidemill.protocol.messages import ModelCard, SamplingParams
+from tidemill.protocol.messages import ModelCard
+from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import JobState
 from tidemill.result import Result
 from tidemill.status import Status, details, overview

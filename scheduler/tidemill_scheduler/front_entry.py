@@ -19,13 +19,8 @@ from tidemill.protocol.codec import (
 from tidemill.protocol.errors import InvalidRequest, MalformedMessage, UnsupportedVersion
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.keys import FRONT_KEY, RESERVED_KEYS
-from tidemill.protocol.messages import (
-    GenerateRequest,
-    JobTerms,
-    ModelCard,
-    Name,
-    invalid_request,
-)
+from tidemill.protocol.messages import GenerateRequest, JobTerms, ModelCard, invalid_request
+from tidemill.protocol.values import Name
 from tidemill.protocol.wire_model import WireModel
 from tidemill.service.prompt import most_tokens, validate
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tidemill.protocol.errors import InvalidRequest, MalformedMessage
 from tidemill.protocol.ids import shard_of
-from tidemill.protocol.messages import MAX_COUNT
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
+from tidemill.protocol.values import MAX_COUNT
 
 #: Routing keys above this would be prompts of more than four million tokens.
 MAX_KEY_BYTES = 1 << 19

@@ -9,7 +9,7 @@ from support.fake_engine import FakeProcessor, FakeRunner, FakeSampler, generate
 from support.greedy import reference_outputs
 from support.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_model
 from tidemill.protocol.errors import ConfigError
-from tidemill.protocol.messages import SamplingParams
+from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.step_cost import StepCost
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.engine import Engine

@@ -2,7 +2,7 @@
 
 import torch
 
-from tidemill.protocol.messages import SamplingParams
+from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.inputs import make_inputs
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan

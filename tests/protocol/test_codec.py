@@ -19,11 +19,11 @@ from tidemill.protocol.messages import (
     GenerateRequest,
     JobEnd,
     JobResult,
-    SamplingParams,
     TokenChunk,
     WorkerStatus,
     invalid_request,
 )
+from tidemill.protocol.sampling import SamplingParams
 
 PARAMS = st.builds(
     SamplingParams,

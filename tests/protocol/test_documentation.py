@@ -10,7 +10,7 @@ import redis
 
 from support import shard
 from support.shard import KEYS, QUEUE
-from tidemill.protocol import calls, messages
+from tidemill.protocol import calls, messages, sampling
 from tidemill.protocol.calls import JobRef, RetryPause
 from tidemill.protocol.functions import _ERRORS, LUA_SOURCE, Call
 from tidemill.protocol.keys import ShardKeys, is_permanent
@@ -87,7 +87,7 @@ def test_every_field_of_a_job_is_documented(redis_client: redis.Redis) -> None:
 
 MESSAGES = [
     messages.GenerateRequest,
-    messages.SamplingParams,
+    sampling.SamplingParams,
     messages.TokenChunk,
     messages.JobEnd,
     messages.Usage,

@@ -12,7 +12,8 @@ from tidemill import IdempotencyConflict, InvalidRequest, JobFailed, JobSpec, Ra
 from tidemill.protocol import calls
 from tidemill.protocol.calls import RetryPause
 from tidemill.protocol.functions import run
-from tidemill.protocol.messages import ChatMessage, GenerateRequest, ModelCard, SamplingParams
+from tidemill.protocol.messages import ChatMessage, GenerateRequest, ModelCard
+from tidemill.protocol.sampling import SamplingParams
 from tidemill.service.prompt import most_tokens
 
 CARD = ModelCard(name="m", revision="r", tokenizer_digest="d", max_model_len=100, vocab_size=50_000)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import count
 
-from tidemill.protocol.messages import SamplingParams
+from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 import transformers
 
-from tidemill.protocol.messages import SamplingParams
+from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.model_runner import ModelRunner
 from tidemill_gpuworker.sequence import Sequence

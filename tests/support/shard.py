@@ -10,14 +10,8 @@ from tidemill.protocol.codec import decode
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.keys import CONSUMER, GROUP, ShardKeys
-from tidemill.protocol.messages import (
-    GenerateRequest,
-    JobEnd,
-    JobResult,
-    SamplingParams,
-    TokenChunk,
-    Usage,
-)
+from tidemill.protocol.messages import GenerateRequest, JobEnd, JobResult, TokenChunk, Usage
+from tidemill.protocol.sampling import SamplingParams
 
 KEYS = ShardKeys()
 QUEUE = "p1:default"

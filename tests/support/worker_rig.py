@@ -24,10 +24,10 @@ from tidemill.protocol.messages import (
     JobResult,
     JobTerms,
     ModelCard,
-    SamplingParams,
     WorkerInfo,
     WorkerStatus,
 )
+from tidemill.protocol.sampling import SamplingParams
 from tidemill.service.runtime import Drain
 from tidemill.service.tokenizer import Tokenizer
 from tidemill.service.tokenizer_files import TokenizerFiles

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.tiny_tokenizers import SPECIAL, byte_level_tokenizer, sentencepiece_tokenizer
-from tidemill.protocol.messages import SamplingParams
+from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import FinishReason
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.output_processor import Output, OutputProcessor

@@ -8,7 +8,8 @@ import cbor2
 import pytest
 
 from tidemill.protocol.errors import ConfigError, InvalidRequest
-from tidemill.protocol.messages import ChatMessage, GenerateRequest, ModelCard, SamplingParams
+from tidemill.protocol.messages import ChatMessage, GenerateRequest, ModelCard
+from tidemill.protocol.sampling import SamplingParams
 from tidemill.service import prompt
 from tidemill.service.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.protocol.messages import SamplingParams
+from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker import sampling_filters
 from tidemill_gpuworker.sampler import Sampler
 from tidemill_gpuworker.sequence import Sequence

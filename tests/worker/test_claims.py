@@ -8,7 +8,8 @@ import redis
 from support import shard
 from support.shard import KEYS
 from support.worker_rig import make_card, make_request, make_tokenizer, submit
-from tidemill.protocol.messages import CommandKind, SamplingParams
+from tidemill.protocol.messages import CommandKind
+from tidemill.protocol.sampling import SamplingParams
 from tidemill.service.prompt import extra_keys
 from tidemill_gpuworker import claims
 from tidemill_gpuworker.claims import Claim, ClaimLoader, Refusal, seed_of

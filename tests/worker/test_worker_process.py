@@ -17,13 +17,8 @@ from support.wait import wait_until
 from support.worker_rig import result_of, state_of, submit
 from tidemill.cli.child import ERROR_PREFIX
 from tidemill.protocol.codec import decode
-from tidemill.protocol.messages import (
-    ChatMessage,
-    GenerateRequest,
-    ModelCard,
-    SamplingParams,
-    TokenChunk,
-)
+from tidemill.protocol.messages import ChatMessage, GenerateRequest, ModelCard, TokenChunk
+from tidemill.protocol.sampling import SamplingParams
 from tidemill.service.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.model

@@ -7,7 +7,8 @@ from torch.nn import functional
 
 from tidemill_gpuworker.inputs import StepInputs
 from tidemill_gpuworker.kv_cache import KVCache
-from tidemill_gpuworker.linear import Linear, make_linear
+from tidemill_gpuworker.linear import make_linear
+from tidemill_gpuworker.linear_loader import load_linear
 from tidemill_gpuworker.loader import Checkpoint
 from tidemill_gpuworker.model_config import ModelConfig
 from tidemill_kernels import AttentionBackend
@@ -78,10 +79,10 @@ class Attention:
         heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         rows = [count * config.head_dim for count in heads]
         names = [f"{prefix}.{name}_proj" for name in "qkv"]
-        self._qkv = _load_linear(
+        self._qkv = load_linear(
             checkpoint, names, rows, config.hidden_size, with_bias=config.qkv_bias
         )
-        self._output = _load_linear(
+        self._output = load_linear(
             checkpoint,
             [f"{prefix}.o_proj"],
             [config.hidden_size],
@@ -126,8 +127,8 @@ class MLP:
         hidden, inner = config.hidden_size, config.intermediate_size
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         bias = config.mlp_bias
-        self._gate_up = _load_linear(checkpoint, names, [inner, inner], hidden, with_bias=bias)
-        self._down = _load_linear(
+        self._gate_up = load_linear(checkpoint, names, [inner, inner], hidden, with_bias=bias)
+        self._down = load_linear(
             checkpoint, [f"{prefix}.down_proj"], [hidden], inner, with_bias=bias
         )
 
@@ -183,12 +184,19 @@ class LlamaModel:
     def __call__(
         self, inputs: StepInputs, cache: KVCache, backend: AttentionBackend
     ) -> torch.Tensor:
-        """Run a step; returns float32 logits [sampled rows, vocabulary] and mutates the cache."""
+        """Run a step; returns the hidden states [tokens, hidden], not yet normalised.
+
+        Mutates the cache.
+        """
         context = StepContext(self._rotary.at(inputs.positions), inputs, backend)
         x = functional.embedding(inputs.token_ids, self._embedding)
         for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
             layer(x, keys, values, context)
-        return self._lm_head(self._norm(x[inputs.sampled_rows])).float()
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [rows, vocabulary] of some rows of the hidden states."""
+        return self._lm_head(self._norm(hidden)).float()
 
 
 def _load_norm(config: ModelConfig, checkpoint: Checkpoint, name: str) -> RMSNorm:
@@ -203,11 +211,3 @@ def _load_qk_norms(
         for name in ("q_norm", "k_norm")
     )
     return query, key
-
-
-def _load_linear(
-    checkpoint: Checkpoint, names: list[str], rows: list[int], in_features: int, *, with_bias: bool
-) -> Linear:
-    weight = checkpoint.stacked([f"{name}.weight" for name in names], rows, in_features)
-    bias = checkpoint.stacked([f"{name}.bias" for name in names], rows) if with_bias else None
-    return make_linear(weight, bias)

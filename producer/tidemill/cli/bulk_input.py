@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from tidemill._request import JobSpec
 from tidemill.protocol.errors import ConfigError, InvalidRequest
-from tidemill.protocol.messages import SamplingParams
+from tidemill.protocol.sampling import SamplingParams
 
 MAX_LINE_BYTES = 1 << 20
 

@@ -7,7 +7,7 @@ from typing import cast
 
 from tidemill._checks import shown
 from tidemill.protocol.errors import InvalidRequest
-from tidemill.protocol.messages import MAX_COUNT
+from tidemill.protocol.values import MAX_COUNT
 
 #: Longest value that ``order_fields`` can add up without loss, in whatever unit it counts.
 MAX_LENGTH = 10**12

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemill.protocol.errors import ConfigError, InvalidRequest
-from tidemill.protocol.messages import GenerateRequest, ModelCard, SamplingParams
+from tidemill.protocol.messages import GenerateRequest, ModelCard
 from tidemill.protocol.prefix import (
     ROUTING_HASH_BYTES,
     ExtraKeys,
@@ -13,6 +13,7 @@ from tidemill.protocol.prefix import (
     routing_key,
     salt_keys,
 )
+from tidemill.protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:  # an SDK without the tokenizer extra still checks and hashes prompt ids
     from tidemill.service.tokenizer import Tokenizer

@@ -1,9 +1,14 @@
 """A worker's paged KV cache with prefix reuse, at the grain of routing hashes."""
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 
 from tidemill.protocol.prefix import ROUTING_STRIDE
+from tidemill_scheduler.simulation.idle_hashes import IdleHashes
+
+#: Share of the blocks that idle prefixes may take before what only batch sequences held.
+WATCHED_SHARE = 0.5
 
 
 class KvCache:
@@ -11,8 +16,9 @@ class KvCache:
 
     The unit of capacity is a KV block.  A routing hash stands for ``ROUTING_STRIDE`` of them and is
     found, kept and evicted as one; blocks without a hash (output, the rest of a prompt) are only
-    counted.  Hashes up to one that was hinted leave last.  What is held is prefix-closed: whoever
-    holds a hash holds those before it.
+    counted.  What only batch sequences held leaves before what somebody waited for, up to a share of
+    the blocks, and hashes up to one that was hinted leave last.  What is held is prefix-closed:
+    whoever holds a hash holds those before it.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -22,7 +28,9 @@ class KvCache:
         #: Rises whenever a hash becomes findable or stops being so.
         self.version = 0
         self._references: dict[int, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        # All hashes that are held or idle.
+        self._present: set[int] = set()
+        self._idle = IdleHashes(int(WATCHED_SHARE * capacity) // ROUTING_STRIDE)
         # Idle hashes that jobs wait for: by the hinted one, the chain up to it once it was seen.
         self._kept: OrderedDict[int, None] = OrderedDict()
         self._hinted: dict[int, tuple[int, ...]] = {}
@@ -45,16 +53,15 @@ class KvCache:
         self._protected = {digest for chain in self._hinted.values() for digest in chain}
         for digest in [digest for digest in self._kept if digest not in self._protected]:
             del self._kept[digest]
-            self._idle[digest] = None
+            self._idle.add((digest,))
 
     def find(self, chain: Sequence[int]) -> int:
         """Return how many leading hashes of a chain are held; a binary search."""
-        references, idle, kept = self._references, self._idle, self._kept
+        present = self._present
         low, high = 0, len(chain)
         while low < high:
             middle = (low + high) // 2
-            digest = chain[middle]
-            if digest in references or digest in idle or digest in kept:
+            if chain[middle] in present:
                 low = middle + 1
             else:
                 high = middle
@@ -77,32 +84,32 @@ class KvCache:
 
         ``num_new`` is what ``count_new`` said.
         """
-        references, idle = self._references, self._idle
+        references = self._references
         for digest in chain[:depth]:
             count = references.get(digest)
             if count is not None:
                 references[digest] = count + 1
             else:
-                del (idle if digest in idle else self._kept)[digest]
-                references[digest] = 1
+                self._wake(digest)
         self.num_pinned += num_new
         self._evict()
 
     def publish(self, digests: Sequence[int]) -> None:
         """Make reserved blocks findable; of content that is here twice one copy is given back."""
-        references = self._references
-        first = digests[0]
-        if not (first in references or first in self._idle or first in self._kept):
+        if digests[0] not in self._present:
             # What hangs on a hash that is not here is not here either.
-            references.update(dict.fromkeys(digests, 1))
+            self._references.update(dict.fromkeys(digests, 1))
+            self._present.update(digests)
             self._stored.extend(digests)
         else:
             self._publish_known(digests)
         self.version += 1
 
-    def free(self, held: Sequence[int], num_unpublished: int) -> None:
+    def free(self, held: Sequence[int], num_unpublished: int, *, is_batch: bool = False) -> None:
         """Let go of a sequence's hashes, the last first, and of its other blocks."""
         references = self._references
+        if not is_batch:
+            self._idle.mark(held)
         # Counts never rise along a chain, so those that nobody else holds are its end.
         low, high = 0, len(held)
         while low < high:
@@ -118,7 +125,7 @@ class KvCache:
         if self._hinted:
             self._rest_hinted(held, tail)
         else:
-            self._idle.update(dict.fromkeys(reversed(tail)))
+            self._idle.add(tail)
         self.num_pinned -= num_unpublished + len(tail) * ROUTING_STRIDE
 
     def take_changes(self) -> tuple[list[int], list[int]]:
@@ -131,13 +138,13 @@ class KvCache:
         if stored and evicted:
             both = set(stored) & set(evicted)
             if both:
-                stored = [d for d in stored if d not in both or self.find((d,))]
+                stored = [d for d in stored if d not in both or d in self._present]
                 evicted = [d for d in evicted if d not in both]
         return stored, evicted
 
     def digests(self) -> list[int]:
         """Return all hashes that are held."""
-        return [*self._references, *self._idle, *self._kept]
+        return list(self._present)
 
     def _rest_hinted(self, held: Sequence[int], tail: Sequence[int]) -> None:
         for digest in self._hinted:
@@ -145,21 +152,30 @@ class KvCache:
                 chain = tuple(held[: held.index(digest) + 1])
                 self._hinted[digest] = chain
                 self._protected.update(chain)
-        for digest in reversed(tail):
-            (self._kept if digest in self._protected else self._idle)[digest] = None
+        # A chain is protected from its beginning.
+        split = bisect_left(tail, True, key=lambda digest: digest not in self._protected)
+        self._idle.add(tail[split:])
+        self._kept.update(dict.fromkeys(reversed(tail[:split])))
+
+    def _wake(self, digest: int) -> None:
+        if digest in self._idle:
+            self._idle.remove(digest)
+        else:
+            del self._kept[digest]
+        self._references[digest] = 1
 
     def _publish_known(self, digests: Sequence[int]) -> None:
-        references, idle = self._references, self._idle
+        references = self._references
         for digest in digests:
             count = references.get(digest)
             if count is not None:
                 references[digest] = count + 1
                 self.num_pinned -= ROUTING_STRIDE
-            elif digest in idle or digest in self._kept:
-                del (idle if digest in idle else self._kept)[digest]
-                references[digest] = 1
+            elif digest in self._present:
+                self._wake(digest)
             else:
                 references[digest] = 1
+                self._present.add(digest)
                 self._stored.append(digest)
 
     def _evict(self) -> None:
@@ -167,7 +183,14 @@ class KvCache:
         excess = self.num_pinned + num_idle * ROUTING_STRIDE - self.capacity
         if excess > 0:
             count = -(-excess // ROUTING_STRIDE)
-            num_plain = min(count, len(self._idle))
-            self._evicted += [self._idle.popitem(last=False)[0] for _ in range(num_plain)]
-            self._evicted += [self._kept.popitem(last=False)[0] for _ in range(count - num_plain)]
+            evicted = self._idle.pop(min(count, len(self._idle)))
+            if len(evicted) < count:
+                evicted += self._pop_kept(count - len(evicted))
+            self._present.difference_update(evicted)
+            self._evicted += evicted
             self.version += 1
+
+    def _pop_kept(self, count: int) -> list[int]:
+        popped = [self._kept.popitem(last=False)[0] for _ in range(count)]
+        self._idle.forget(popped)
+        return popped

@@ -294,7 +294,8 @@ class SimWorker:
             self._decoding.add(seq)
 
     def _release(self, seq: Sequence) -> None:
-        self.cache.free(seq.held, seq.num_unpublished)
+        is_batch = seq.priority_class == _BATCH_CLASS
+        self.cache.free(seq.held, seq.num_unpublished, is_batch=is_batch)
         self._num_running -= 1
 
     def _cancel_pending(self, finished: list[Sequence]) -> None:

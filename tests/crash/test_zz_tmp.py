@@ -1,0 +1,195 @@
+"""The crash matrix, rows of the scheduler: it dies or pauses, and its standby leads."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from crash import points
+from support.actors import Actor
+from support.crash_stage import NUM_JOBS, SLOW_SECONDS, CrashStage
+from support.measured import MEASURED
+from support.recorder import PlannedJob, plan_jobs
+from support.shard import KEYS
+from tidemill.protocol.codec import decode
+from tidemill.protocol.messages import JobResult
+from tidemill.service.runtime import CRASH_STATUS
+
+Measure = Callable[[str, object], None]
+
+
+def failover(stage: CrashStage, victim: Actor, measure: Measure, name: str) -> None:
+    """Wait until the victim is dead and its standby leads; report how long that took."""
+    epoch = stage.epoch
+    assert victim.wait() in (CRASH_STATUS, -9), stage.logs()
+    started = time.monotonic()
+    stage.wait_for_epoch(epoch + 1)
+    measure(MEASURED, f"failover after {name}: {time.monotonic() - started:.2f} s")
+
+
+@pytest.mark.parametrize("point", points.DISPATCH_POINTS)
+def test_scheduler_dies_with_jobs_in_its_hands_and_its_standby_gives_them_out(
+    stage: CrashStage, record_property: Measure, point: str
+) -> None:
+    jobs = plan_jobs(NUM_JOBS)
+    stage.worker()
+    victim = stage.scheduler(crash_at=point)
+    stage.wait_for_epoch(1)
+    stage.scheduler()
+    producer = stage.producer(jobs)
+
+    failover(stage, victim, record_property, point)
+
+    stage.expect_success(producer)
+    stage.judge(jobs)
+
+
+@pytest.mark.parametrize("point", points.REAP_POINTS)
+def test_scheduler_dies_while_it_reaps_a_dead_worker(
+    stage: CrashStage, record_property: Measure, point: str
+) -> None:
+    jobs = plan_jobs(NUM_JOBS)
+    victim = stage.leader(crash_at=point)
+    stage.scheduler()
+    dead = stage.worker(crash_at="worker.after_append:3")
+    producer = stage.producer(jobs)
+    stage.expect_crash(dead)
+
+    failover(stage, victim, record_property, point)
+
+    stage.worker()
+    stage.expect_success(producer)
+    stage.judge(jobs)
+
+
+@pytest.mark.parametrize("point", points.PROMOTE_POINTS)
+def test_scheduler_dies_while_it_lets_delayed_jobs_run(
+    stage: CrashStage, record_property: Measure, point: str
+) -> None:
+    jobs = plan_jobs(NUM_JOBS, options={"delay": 0.2})
+    stage.worker()
+    victim = stage.leader(crash_at=point)
+    stage.scheduler()
+    producer = stage.producer(jobs)
+
+    failover(stage, victim, record_property, point)
+
+    stage.expect_success(producer)
+    stage.judge(jobs)
+
+
+@pytest.mark.parametrize("point", points.EXPIRE_POINTS)
+def test_scheduler_dies_while_it_ends_jobs_whose_deadline_has_passed(
+    stage: CrashStage, record_property: Measure, point: str
+) -> None:
+    # The slow worker is at some of them, the others wait; none can be done in time.
+    jobs = plan_jobs(NUM_JOBS, num_tokens=100, options={"deadline": 0.3}, state="expired")
+    stage.worker(step_seconds=SLOW_SECONDS)
+    victim = stage.leader(crash_at=point)
+    stage.scheduler()
+    producer = stage.producer(jobs)
+
+    failover(stage, victim, record_property, point)
+
+    stage.expect_success(producer)
+    stage.judge(jobs)
+
+
+@pytest.mark.parametrize("point", points.FRONT_DOOR_POINTS)
+def test_scheduler_dies_while_it_serves_the_front_door(
+    stage: CrashStage, record_property: Measure, point: str
+) -> None:
+    jobs = plan_jobs(NUM_JOBS)
+    stage.worker()
+    victim = stage.leader(crash_at=point)
+    stage.scheduler()
+    entries = stage.knock(jobs)
+
+    failover(stage, victim, record_property, point)
+
+    stage.answers(jobs, entries)
+    stage.wait(lambda: all(stage.state_of(job) == "done" for job in stage.job_ids()), "all done")
+    stage.judge(jobs)
+    assert stage.client.xlen(KEYS.front_door) == 0
+    assert not any(stage.client.exists(KEYS.front_reply(entry)) for entry in entries)
+
+
+def test_scheduler_is_killed_in_mid_generation_and_its_standby_leads(
+    stage: CrashStage, record_property: Measure
+) -> None:
+    jobs = plan_jobs(NUM_JOBS)
+    stage.worker(step_seconds=SLOW_SECONDS)
+    victim = stage.leader()
+    stage.scheduler()
+    producer = stage.producer(jobs)
+    stage.wait_for_tokens(3)
+    victim.kill()
+
+    failover(stage, victim, record_property, "SIGKILL")
+
+    stage.expect_success(producer)
+    stage.judge(jobs)
+
+
+def test_scheduler_paused_past_its_lease_has_no_say_any_more(stage: CrashStage) -> None:
+    jobs = plan_jobs(2 * NUM_JOBS)
+    stage.worker()
+    stale = stage.leader()
+    stage.scheduler()
+    stale.pause()
+    early = stage.producer(jobs[:NUM_JOBS])
+    stage.wait_for_epoch(2)
+    stale.resume()
+    late = stage.producer(jobs[NUM_JOBS:])
+
+    stage.expect_success(early, late)
+
+    stage.wait(lambda: "starts over" in stale.log, "the stale leader steps down")
+    stage.judge(jobs)
+
+
+def test_scheduler_is_killed_while_caches_change_and_the_next_leader_sends_jobs_where_they_hit(
+    stage: CrashStage, record_property: Measure
+) -> None:
+    # Two routing hashes when the leader dies, four when the jobs have ended.
+    first = [
+        PlannedJob(f"first-{number}", tuple(range(100 * number, 100 * number + 32)), num_tokens=40)
+        for number in range(6)
+    ]
+    second = [
+        PlannedJob(f"second-{number}", (*job.prompt, *job.oracle, 7), num_tokens=4)
+        for number, job in enumerate(first)
+    ]
+    expected_order = 0
+    for _ in range(2):
+        stage.worker(step_seconds=SLOW_SECONDS)
+    victim = stage.leader()
+    stage.scheduler()
+    producer = stage.producer(first)
+    stage.wait_for_tokens(3, num_jobs=len(first))
+    victim.kill()
+
+    failover(stage, victim, record_property, "SIGKILL beside changing caches")
+    stage.expect_success(producer)
+    second = second[::-1]; first = first[::-1]
+    for job in second:
+        stage.expect_success(stage.producer([job]))
+
+    ids = stage.judge([*first, *second])
+    homes = [worker_of(stage, ids[job.key]) for job in first]
+    print([h[-4:] for h in homes], [worker_of(stage, ids[job.key])[-4:] for job in second], [cached_tokens(stage, ids[job.key]) for job in second]); print(stage.logs())
+    assert len(set(homes)) == 2
+    assert [worker_of(stage, ids[job.key]) for job in second] == homes
+    # All whole blocks of four before the last token, which nobody computed.
+    assert [cached_tokens(stage, ids[job.key]) for job in second] == [68] * len(second)
+
+
+def worker_of(stage: CrashStage, job_id: str) -> bytes | None:
+    """Return the id of the worker that ran a job last."""
+    return stage.client.hget(KEYS.job(job_id), "w")
+
+
+def cached_tokens(stage: CrashStage, job_id: str) -> int:
+    """Return how many tokens of a job's prompt its worker did not have to compute."""
+    stored = stage.client.hget(KEYS.job(job_id), "res")
+    return decode(stored, JobResult).end.usage.cached_tokens
