@@ -5,8 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.step_cost import StepFeatures
 from tidemill_gpuworker.cost_learner import CostLearner
+from tidemill_gpuworker.sampled_token import SampledToken
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.step_features import features_of
 from tidemill_gpuworker.step_plan import StepPlan
@@ -27,8 +29,8 @@ class Runner(Protocol[LogitsOut]):
 class Sampler(Protocol[LogitsIn]):
     """Chooses the next token of each row of logits."""
 
-    def sample(self, logits: LogitsIn, seqs: list[Sequence]) -> list[int]:
-        """Return one token id per row; ``seqs`` are the rows' sequences."""
+    def sample(self, logits: LogitsIn, rows: list[Sequence]) -> list[SampledToken]:
+        """Return one token per row of logits; ``rows`` are the rows' sequences."""
 
 
 class Finish(Protocol):
@@ -67,12 +69,16 @@ class OutputProcessor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step did for one sequence: its new tokens, their text, and its end if it ended."""
+    """What one step did for one sequence: its new tokens, their text, and its end if it ended.
+
+    ``logprobs`` has one entry per new token if the job asked for them.
+    """
 
     seq: Sequence
     new_ids: tuple[int, ...]
     text: str
     finish: Finish | None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -162,15 +168,16 @@ class Engine:
         plan = self.step_scheduler.schedule()
         if plan.scheduled:
             seqs = [item.seq for item in plan.sampling]
-            sampled = self._compute(plan, seqs)
-            self._count(plan, len(sampled))
-            self.step_scheduler.update(plan, sampled)
-            outputs += [self._process(*pair) for pair in zip(seqs, sampled, strict=True)]
+            sampled = [(token,) for token in self._compute(plan, seqs)]
+            self.step_scheduler.update(plan, [tuple(t.id for t in tokens) for tokens in sampled])
+            new = [self._process(*pair) for pair in zip(seqs, sampled, strict=True)]
+            self._count(plan, sum(len(output.new_ids) for output in new))
+            outputs += new
             self._time(plan, started)
         self._resumed.clear()
         return outputs
 
-    def _compute(self, plan: StepPlan, seqs: list[Sequence]) -> list[int]:
+    def _compute(self, plan: StepPlan, seqs: list[Sequence]) -> list[SampledToken]:
         try:
             logits = self._runner.execute(plan)
             return self._sampler.sample(logits, seqs) if seqs else []
@@ -178,12 +185,22 @@ class Engine:
             self.step_scheduler.fail(plan)
             raise
 
-    def _process(self, seq: Sequence, token_id: int) -> StepOutput:
-        output = self._processors[seq.seq_id].process(token_id)
-        if output.finish is not None:
+    def _process(self, seq: Sequence, tokens: tuple[SampledToken, ...]) -> StepOutput:
+        text, finish, taken = "", None, 0
+        for token in tokens:
+            output = self._processors[seq.seq_id].process(token.id)
+            text, finish, taken = text + output.text, output.finish, taken + 1
+            if finish is not None:
+                break
+            if seq.guide is not None:
+                seq.guide.accept(token.id)
+        if finish is not None:
+            # What comes behind the end was never said.
+            del seq.output_ids[len(seq.output_ids) - len(tokens) + taken :]
             del self._processors[seq.seq_id]
             self.step_scheduler.finish(seq)
-        return StepOutput(seq, (token_id,), output.text, output.finish)
+        ids = tuple(token.id for token in tokens[:taken])
+        return StepOutput(seq, ids, text, finish, _logprobs_of(tokens[:taken]))
 
     def _count(self, plan: StepPlan, num_sampled: int) -> None:
         self.figures.num_steps += 1
@@ -201,3 +218,8 @@ class Engine:
         self.learner.observe(step)
         scheduler.step_cost = self.learner.cost
         self._on_step(step)
+
+
+def _logprobs_of(tokens: tuple[SampledToken, ...]) -> tuple[TokenLogprobs, ...] | None:
+    told = tuple(token.logprobs for token in tokens if token.logprobs is not None)
+    return told if len(told) == len(tokens) and tokens else None

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Collection
 import torch
 
 from tidemill_gpuworker import sampling_filters as filters
+from tidemill_gpuworker.sampled_token import SampledToken
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_kernels import randomness
 from tidemill_kernels.backend import GumbelArgmax
@@ -31,22 +32,22 @@ class Sampler:
         self._eos_token_ids = tuple(eos_token_ids)
         self._gumbel_argmax = gumbel_argmax
 
-    def sample(self, logits: torch.Tensor, seqs: Collection[Sequence]) -> list[int]:
-        """Return the next token of each sequence; ``logits`` is float32 [len(seqs), vocab].
+    def sample(self, logits: torch.Tensor, rows: Collection[Sequence]) -> list[SampledToken]:
+        """Return the next token of each sequence; ``logits`` is float32 [len(rows), vocab].
 
         Raises ``ArithmeticError`` if a row has no usable logit, that is, the model broke down.
         """
-        logits = self._forbid_early_stops(logits, seqs)
-        drawn = [row for row, seq in enumerate(seqs) if not seq.params.is_greedy]
-        if len(drawn) == len(seqs):
-            tokens = self._draw(logits.clone(), seqs)
+        logits = self._forbid_early_stops(logits, rows)
+        drawn = [row for row, seq in enumerate(rows) if not seq.params.is_greedy]
+        if len(drawn) == len(rows):
+            tokens = self._draw(logits.clone(), rows)
         else:
             tokens = logits.argmax(dim=1)
             if drawn:
-                rows = torch.tensor(drawn, device=logits.device)
-                tokens[rows] = self._draw(logits[rows], [seqs[row] for row in drawn])
-        _check(logits, tokens, seqs)
-        return [int(token) for token in tokens.tolist()]
+                index = torch.tensor(drawn, device=logits.device)
+                tokens[index] = self._draw(logits[index], [rows[row] for row in drawn])
+        _check(logits, tokens, rows)
+        return [SampledToken(int(token)) for token in tokens.tolist()]
 
     def _forbid_early_stops(self, logits: torch.Tensor, seqs: Collection[Sequence]) -> torch.Tensor:
         rows: list[int] = []

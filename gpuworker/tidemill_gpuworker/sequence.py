@@ -5,6 +5,7 @@ from enum import Enum, IntEnum, auto
 
 from tidemill.protocol.prefix import ExtraKeys
 from tidemill.protocol.sampling import SamplingParams
+from tidemill_gpuworker.guide import Guide
 
 
 class SequenceStatus(Enum):
@@ -41,6 +42,8 @@ class Sequence:
     priority: int = 0
     output_ids: list[int] = field(default_factory=list)
     num_resumed_tokens: int = 0
+    #: Which tokens a structural constraint allows next; None without one.
+    guide: Guide | None = None
     #: Length of the text that was published with these; None if it is what they make certain.
     num_published_chars: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING

@@ -140,13 +140,16 @@ class StepScheduler:
         self._plan = plan if plan.scheduled else None
         return plan
 
-    def update(self, plan: StepPlan, sampled: list[int]) -> None:
-        """End a step that ran; ``sampled`` holds the new token of each one in ``plan.sampling``."""
+    def update(self, plan: StepPlan, sampled: list[tuple[int, ...]]) -> None:
+        """End a step that ran; ``sampled`` holds the new tokens of each one in ``plan.sampling``.
+
+        All but the last of a sequence's tokens are ones whose KV entries the step has written.
+        """
         assert plan is self._plan, "this is not the current step"
         self.block_manager.commit_step()
         self._count_prefix_hits(plan)
-        for item, token_id in zip(plan.sampling, sampled, strict=True):
-            item.seq.output_ids.append(token_id)
+        for item, token_ids in zip(plan.sampling, sampled, strict=True):
+            item.seq.output_ids += token_ids
         self._end_step()
 
     def fail(self, plan: StepPlan) -> None:

@@ -38,7 +38,7 @@ def add(scheduler: StepScheduler, length: int, priority: int, max_tokens: int = 
 
 def advance(scheduler: StepScheduler) -> StepPlan:
     plan = scheduler.schedule()
-    scheduler.update(plan, [7] * len(plan.sampling))
+    scheduler.update(plan, [(7,)] * len(plan.sampling))
     scheduler.check_integrity()
     return plan
 
@@ -219,7 +219,7 @@ def test_a_pause_changes_no_token_of_a_model(tmp_path: Path) -> None:
             scheduler.add(seqs[3])
         plan = scheduler.schedule()
         num_pauses += num_steps >= 5 and not {"0", "1"} & set(counts(plan))
-        scheduler.update(plan, runner.execute(plan).argmax(-1).tolist())
+        scheduler.update(plan, [(token,) for token in runner.execute(plan).argmax(-1).tolist()])
         for seq in [seq for seq in scheduler.running if len(seq.output_ids) == 10]:
             scheduler.finish(seq)
     assert num_pauses >= 4

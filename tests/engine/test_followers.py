@@ -41,7 +41,7 @@ class Bench:
             self.scheduler.fail(plan)
         elif plan.scheduled:
             self._record(plan)
-            self.scheduler.update(plan, [7] * len(plan.sampling))
+            self.scheduler.update(plan, [(7,)] * len(plan.sampling))
         self.scheduler.check_integrity()
         return plan
 

@@ -26,7 +26,7 @@ def add(scheduler: StepScheduler, length: int, priority: int, max_tokens: int = 
 
 def advance(scheduler: StepScheduler) -> StepPlan:
     plan = scheduler.schedule()
-    scheduler.update(plan, [7] * len(plan.sampling))
+    scheduler.update(plan, [(7,)] * len(plan.sampling))
     scheduler.check_integrity()
     return plan
 

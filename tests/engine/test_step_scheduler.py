@@ -48,7 +48,7 @@ def add(
 def advance(scheduler: StepScheduler) -> StepPlan:
     """Run one step in which every sequence samples token 7."""
     plan = scheduler.schedule()
-    scheduler.update(plan, [7] * len(plan.sampling))
+    scheduler.update(plan, [(7,)] * len(plan.sampling))
     scheduler.check_integrity()
     return plan
 

@@ -50,7 +50,7 @@ def add(scheduler: StepScheduler, number: int, length: int, priority: int = 0) -
 
 def advance(scheduler: StepScheduler) -> StepPlan:
     plan = scheduler.schedule()
-    scheduler.update(plan, [7] * len(plan.sampling))
+    scheduler.update(plan, [(7,)] * len(plan.sampling))
     scheduler.check_integrity()
     return plan
 

@@ -10,6 +10,7 @@ from hashlib import sha256
 from itertools import count
 
 from tidemill.protocol.sampling import SamplingParams
+from tidemill_gpuworker.sampled_token import SampledToken
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
 
@@ -77,10 +78,10 @@ class FakeRunner:
 class FakeSampler:
     """Takes the token that the fake runner has already chosen."""
 
-    def sample(self, logits: list[int], seqs: list[Sequence]) -> list[int]:
+    def sample(self, logits: list[int], rows: list[Sequence]) -> list[SampledToken]:
         """Return the rows."""
-        assert len(logits) == len(seqs)
-        return logits
+        assert len(logits) == len(rows)
+        return [SampledToken(token) for token in logits]
 
 
 @dataclass(frozen=True)

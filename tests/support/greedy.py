@@ -45,7 +45,7 @@ class _Driver:
         run.largest_batch = max(run.largest_batch, len(plan.scheduled))
         run.num_chunked += sum(not item.samples for item in plan.scheduled)
         sampled = [item.seq for item in plan.sampling]
-        self.scheduler.update(plan, rows.argmax(-1).tolist())
+        self.scheduler.update(plan, [(token,) for token in rows.argmax(-1).tolist()])
         for seq, row in zip(sampled, rows, strict=True):
             self.logits[seq.seq_id].append(row)
             if len(seq.output_ids) == self.max_tokens:

@@ -83,12 +83,16 @@ def filtered(logits: torch.Tensor, all_params: Collection[SamplingParams]) -> to
     return seen[0]
 
 
+def sample(sampler: Sampler, logits: torch.Tensor, seqs: Collection[Sequence]) -> list[int]:
+    return [token.id for token in sampler.sample(logits, seqs)]
+
+
 def test_greedy_rows_take_the_likeliest_token() -> None:
     logits = random_logits(20)
     seqs = [
         make_seq(seed, temperature=temperature) for seed in range(10) for temperature in (0, 1e-6)
     ]
-    assert Sampler().sample(logits, seqs) == np.argmax(logits.numpy(), axis=1).tolist()
+    assert sample(Sampler(), logits, seqs) == np.argmax(logits.numpy(), axis=1).tolist()
 
 
 def test_the_caller_keeps_its_logits() -> None:
@@ -101,8 +105,8 @@ def test_the_caller_keeps_its_logits() -> None:
         "min_p": 0.1,
         "min_tokens": 2,
     }
-    Sampler([EOS]).sample(logits, [make_seq(1, **params) for _ in range(3)])
-    Sampler([EOS]).sample(logits, [make_seq(temperature=0.0, min_tokens=2) for _ in range(3)])
+    sample(Sampler([EOS]), logits, [make_seq(1, **params) for _ in range(3)])
+    sample(Sampler([EOS]), logits, [make_seq(temperature=0.0, min_tokens=2) for _ in range(3)])
     assert torch.equal(logits, before)
 
 
@@ -119,18 +123,18 @@ def test_a_row_gives_the_same_token_alone_and_in_a_batch(backend: str) -> None:
         {"temperature": 2.0, "top_p": 0.999},
     ]
     seqs = [make_seq(7 * row, prompt=row + 1, **kinds[row % len(kinds)]) for row in range(16)]
-    together = sampler.sample(logits, seqs)
-    alone = [sampler.sample(logits[row : row + 1], [seq])[0] for row, seq in enumerate(seqs)]
+    together = sample(sampler, logits, seqs)
+    alone = [sample(sampler, logits[row : row + 1], [seq])[0] for row, seq in enumerate(seqs)]
     assert together == alone
     order = list(range(15, -1, -1))
-    assert sampler.sample(logits[order], [seqs[row] for row in order]) == together[::-1]
+    assert sample(sampler, logits[order], [seqs[row] for row in order]) == together[::-1]
 
 
 def test_the_draw_depends_on_seed_and_position_and_on_nothing_else() -> None:
     logits = torch.zeros(1, 5000)
 
     def draw(seq: Sequence) -> int:
-        return Sampler().sample(logits, [seq])[0]
+        return sample(Sampler(), logits, [seq])[0]
 
     base = draw(make_seq(1, prompt=3, output=[9, 9]))
     assert draw(make_seq(1, prompt=5)) == base
@@ -166,7 +170,7 @@ def test_draws_over_many_positions_follow_the_distribution(params: SamplingParam
     for start in range(0, num_draws, 500):
         for offset, seq in enumerate(seqs):
             seq.prompt_ids = [0] * (start + offset)
-        tokens = sampler.sample(row.expand(500, -1), seqs)
+        tokens = sample(sampler, row.expand(500, -1), seqs)
         counts += np.bincount(tokens, minlength=VOCAB)
     expected = reference_probs(row, params) * num_draws
     assert not counts[expected == 0].any()
@@ -286,7 +290,7 @@ def test_min_tokens_forbids_every_stop_until_enough_tokens_are_there(
 
     def draw(output: Collection[int] = (), **params: Any) -> int:
         seq = make_seq(output=output, temperature=temperature, min_tokens=2, **params)
-        return Sampler([EOS]).sample(logits, [seq])[0]
+        return sample(Sampler([EOS]), logits, [seq])[0]
 
     assert draw(stop_token_ids=(8,)) == 9
     assert draw(stop_token_ids=(8,), output=[1]) == 9
@@ -299,7 +303,7 @@ def test_min_tokens_masks_its_own_row_only() -> None:
     logits = torch.zeros(2, VOCAB)
     logits[:, EOS] = 9
     seqs = [make_seq(temperature=0.0, min_tokens=1), make_seq(temperature=0.0)]
-    first, second = Sampler([EOS]).sample(logits, seqs)
+    first, second = sample(Sampler([EOS]), logits, seqs)
     assert first != EOS and second == EOS
 
 
@@ -312,13 +316,13 @@ def test_logits_that_are_not_finite_name_the_broken_sequence(
     logits[1] = value
     seqs = [make_seq(seq_id=name, temperature=temperature) for name in ("good", "bad")]
     with pytest.raises(ArithmeticError, match=r"for bad$"):
-        Sampler().sample(logits, seqs)
+        sample(Sampler(), logits, seqs)
 
 
 def test_an_impossible_token_is_never_drawn() -> None:
     logits = torch.full((200, VOCAB), float("-inf"))
     logits[:, 7] = -80.0
-    assert set(Sampler().sample(logits, [make_seq(seed) for seed in range(200)])) == {7}
+    assert set(sample(Sampler(), logits, [make_seq(seed) for seed in range(200)])) == {7}
 
 
 @pytest.mark.gpu
@@ -326,4 +330,4 @@ def test_an_impossible_token_is_never_drawn() -> None:
 def test_a_gpu_draws_the_tokens_of_the_cpu() -> None:
     logits = random_logits(16, 5000)
     seqs = [make_seq(row, temperature=row % 3, top_k=row % 5, top_p=0.9) for row in range(16)]
-    assert Sampler().sample(logits.cuda(), seqs) == Sampler().sample(logits, seqs)
+    assert sample(Sampler(), logits.cuda(), seqs) == sample(Sampler(), logits, seqs)

@@ -1,0 +1,27 @@
+"""What a structural constraint does to sampling."""
+
+from typing import Protocol
+
+import torch
+
+
+class Guide(Protocol):
+    """The state of one sequence's constraint, such as a grammar: which tokens may come next.
+
+    It belongs to its sequence and advances with it.  A sequence that is built again, after a
+    failed step or a takeover, gets a fresh guide that has accepted the tokens known so far.
+    """
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the constraint is compiled; before that its sequence cannot be sampled."""
+
+    def fill_mask(self, row: torch.Tensor) -> None:
+        """Write which tokens may come next.
+
+        ``row`` is int32 [ceil(vocabulary / 32)] on the CPU; bit ``t % 32`` of word ``t // 32`` is
+        token ``t``'s, 1 if it may come, as llguidance and xgrammar lay it out.
+        """
+
+    def accept(self, token_id: int) -> None:
+        """Advance by a token that was generated; raises ``ValueError`` if it may not come."""
