@@ -9,6 +9,7 @@ from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROUTING_HASH_BYTES
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.step_cost import StepCost, StepFeatures
+from tidemill.protocol.structured import StructuredOutput
 from tidemill.protocol.values import AnyText, Name, ShortName, Tenant, Text, TokenIds
 from tidemill.protocol.wire_model import Natural, WireModel
 
@@ -37,7 +38,8 @@ class GenerateRequest(WireModel):
     meant for; a worker with another refuses the job.  ``stream=False`` lets the worker write the
     token log less often.  ``priority``: lower is sooner; < 0 interactive, 0 standard, > 0 batch.
     ``prefix_id`` names what the prompt begins with: the scheduler keeps the tenant's jobs of one
-    name together, also where their tokens cannot tell.
+    name together, also where their tokens cannot tell.  ``structured`` is what the answer must look
+    like.
     """
 
     kind: Literal["generate"] = "generate"
@@ -52,6 +54,7 @@ class GenerateRequest(WireModel):
     prefix_id: ShortName | None = None
     tokenizer_digest: Name | None = None
     stream: bool = True
+    structured: StructuredOutput | None = None
 
     @model_validator(mode="after")
     def _one_prompt(self) -> "GenerateRequest":
@@ -245,6 +248,13 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
     problem = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in problem["loc"]) or "request"
     reason = problem["msg"].removeprefix("Value error, ")
-    shown = repr(problem.get("input"))
+    shown = _shown(problem.get("input"))
     got = f", got {shown}" if problem["loc"] and len(shown) <= 40 else ""
     return InvalidRequest(f"{field}: {reason}{got}", field=field)
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except RecursionError:
+        return "a value of too many levels, one in the other"
