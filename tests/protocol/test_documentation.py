@@ -10,7 +10,7 @@ import redis
 
 from support import shard
 from support.shard import KEYS, QUEUE
-from tidemill.protocol import calls, messages, sampling
+from tidemill.protocol import calls, logprobs, messages, sampling
 from tidemill.protocol.calls import JobRef, RetryPause
 from tidemill.protocol.functions import _ERRORS, LUA_SOURCE, Call
 from tidemill.protocol.keys import ShardKeys, is_permanent
@@ -88,6 +88,8 @@ def test_every_field_of_a_job_is_documented(redis_client: redis.Redis) -> None:
 MESSAGES = [
     messages.GenerateRequest,
     sampling.SamplingParams,
+    sampling.RepetitionDetection,
+    logprobs.TokenLogprobs,
     messages.TokenChunk,
     messages.JobEnd,
     messages.Usage,

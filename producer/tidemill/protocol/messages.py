@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROUTING_HASH_BYTES
-from tidemill.protocol.sampling import SamplingParams
+from tidemill.protocol.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
 from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill.protocol.structured import StructuredOutput
 from tidemill.protocol.values import AnyText, Name, ShortName, Tenant, Text, TokenIds
@@ -99,6 +100,7 @@ class TokenChunk(WireModel):
     """One entry of the token log: tokens ``start`` to ``end`` of the output and their text.
 
     ``text`` may lag behind ``ids`` while a stop string or a UTF-8 character is incomplete.
+    ``logprobs`` has one entry per id if the job asked for them.
     """
 
     start: int = Field(ge=0)
@@ -106,6 +108,7 @@ class TokenChunk(WireModel):
     ids: TokenIds = ()
     text: str = ""
     choice: int = Field(default=0, ge=0)
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class Usage(WireModel):
@@ -130,13 +133,17 @@ class JobResult(WireModel):
     """What is stored for a finished job.
 
     ``entries`` holds (end, number of characters) of each token-log entry, so that a late reader
-    gets the same chunks as a live one.
+    gets the same chunks as a live one.  ``logprobs`` has one entry per id, ``prompt_logprobs`` one
+    per prompt token, None for the first, and ``prompt_ids`` its tokens, if the job asked for it.
     """
 
     end: JobEnd
     ids: TokenIds = ()
     text: str = ""
     entries: tuple[tuple[int, int], ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_ids: TokenIds = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 class CommandKind(StrEnum):
@@ -163,7 +170,10 @@ class WorkerInfo(WireModel):
 
 
 class ModelCard(WireModel):
-    """What producers must know of a served model to make a valid job."""
+    """What producers must know of a served model to make a valid job.
+
+    ``max_logprobs`` is the most alternatives that a job may ask for, -1 for no limit.
+    """
 
     name: Name
     revision: str
@@ -172,6 +182,7 @@ class ModelCard(WireModel):
     vocab_size: int = Field(ge=1)
     block_size: int = Field(default=DEFAULT_BLOCK_SIZE, ge=1)
     eos_token_ids: TokenIds = ()
+    max_logprobs: int = Field(default=DEFAULT_MAX_LOGPROBS, ge=-1)
 
 
 class FinishedSequence(WireModel):
