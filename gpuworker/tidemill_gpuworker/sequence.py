@@ -6,6 +6,7 @@ from enum import Enum, IntEnum, auto
 from tidemill.protocol.prefix import ExtraKeys
 from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.guide import Guide
+from tidemill_gpuworker.sampling_row import SamplingState
 
 
 class SequenceStatus(Enum):
@@ -42,8 +43,14 @@ class Sequence:
     priority: int = 0
     output_ids: list[int] = field(default_factory=list)
     num_resumed_tokens: int = 0
+    #: Which of its job's outputs this is.
+    choice: int = 0
+    #: Token sequences that must not be completed.
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
     #: Which tokens a structural constraint allows next; None without one.
     guide: Guide | None = None
+    #: What the sampler keeps from step to step.
+    sampling_state: SamplingState | None = None
     #: Length of the text that was published with these; None if it is what they make certain.
     num_published_chars: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
@@ -56,6 +63,8 @@ class Sequence:
     num_preemptions: int = 0
     #: Physical block of each logical block.
     block_table: list[int] = field(default_factory=list)
+    #: How many logical blocks at the beginning have no physical one any more.
+    num_null_blocks: int = 0
     #: Chained hash of each full block of known tokens, computed lazily.
     block_hashes: list[bytes] = field(default_factory=list)
     #: How many blocks of the prefix were cached when that was last counted.
