@@ -9,6 +9,7 @@ from functools import partial
 from tidemill.protocol.errors import EngineFailed, TidemillError
 from tidemill.protocol.messages import FinishedSequence, JobEnd, Usage
 from tidemill.protocol.states import FinishReason, JobState
+from tidemill.protocol.structured import StructuredOutput
 from tidemill_gpuworker import metrics
 from tidemill_gpuworker.claims import Claim, Refusal
 from tidemill_gpuworker.engine import Engine, StepOutput
@@ -19,6 +20,8 @@ from tidemill_gpuworker.jobs import Job
 from tidemill_gpuworker.outbox import Generated, Update
 from tidemill_gpuworker.publisher import Publisher
 from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.structured_output.compiler import Compilation
+from tidemill_gpuworker.structured_output.desk import GrammarDesk
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +31,7 @@ class _Running:
     claim: Claim
     claimed_at: float
     has_token: bool = False
+    grammar: Compilation | None = None
 
 
 class JobRunner:
@@ -35,7 +39,8 @@ class JobRunner:
 
     The publisher's record is the truth about what a job has generated: whenever the engine's is
     in doubt, the sequence is built again from it.  ``give_back`` takes a job that failed in a way
-    that may pass, and the reason, once all that it has generated is written.
+    that may pass, and the reason, once all that it has generated is written.  ``grammars`` keeps
+    jobs until their grammars are compiled, while the others run.
     """
 
     def __init__(
@@ -44,9 +49,11 @@ class JobRunner:
         publisher: Publisher,
         give_back: Callable[[Job, str], None],
         *,
+        grammars: GrammarDesk | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
+        self._grammars = grammars or GrammarDesk(None)
         self._publisher = publisher
         self._give_back = give_back
         self._clock = clock
@@ -63,9 +70,14 @@ class JobRunner:
         return bool(self._running)
 
     @property
+    def can_step(self) -> bool:
+        """Whether ``step`` has something to do: jobs may only wait for their grammars."""
+        return len(self._running) > len(self._grammars) or self._grammars.has_settled
+
+    @property
     def num_held(self) -> int:
-        """Jobs kept out of the engine while a faulty one is looked for."""
-        return self._isolation.num_held
+        """Jobs kept out of the engine: for their grammars, or while a faulty one is looked for."""
+        return self._isolation.num_held + len(self._grammars)
 
     @property
     def jobs(self) -> list[Job]:
@@ -85,10 +97,8 @@ class JobRunner:
         metrics.CLAIMED_JOBS.inc()
         if claim.written:
             metrics.RESUMED_JOBS.inc()
-        if self._isolation.is_active:
-            self._isolation.hold(claim.job.job_id)
-        else:
-            self._enter(claim.job.job_id)
+        if claim.request.structured is None or self._has_grammar(claim, claim.request.structured):
+            self._let_in(claim.job.job_id)
 
     def refuse(self, refusal: Refusal) -> None:
         """End a job that cannot run, or give it back if it may run later."""
@@ -104,6 +114,8 @@ class JobRunner:
 
     def step(self) -> None:
         """Run one engine step; an exception costs a repetition, at worst the faulty job."""
+        for job_id in self._grammars.take_settled():
+            self._let_in(job_id)
         while trial := self._isolation.next_trial(len(self._in_engine)):
             self._enter(trial)
         try:
@@ -140,15 +152,33 @@ class JobRunner:
             running.has_token = True
             metrics.FIRST_TOKEN_SECONDS.observe(self._clock() - running.claimed_at)
 
+    def _has_grammar(self, claim: Claim, structured: StructuredOutput) -> bool:
+        try:
+            grammar = self._grammars.compile(claim.job.job_id, structured)
+        except TidemillError as error:
+            self._remove(claim.job.job_id)
+            self._fail(claim.job, failure_of(error, "the grammar cannot be compiled"))
+            return False
+        self._running[claim.job.job_id].grammar = grammar
+        return grammar.is_settled
+
+    def _let_in(self, job_id: str) -> None:
+        if self._isolation.is_active:
+            self._isolation.hold(job_id)
+        else:
+            self._enter(job_id)
+
     def _enter(self, job_id: str) -> None:
-        claim = self._running[job_id].claim
+        claim, grammar = self._running[job_id].claim, self._running[job_id].grammar
         generated = self._publisher.generated(claim.job)
         if generated is None:
             # Lost a moment ago; the message about it is on its way.
             self._depart(job_id, self._remove(job_id))
             return
         try:
-            self._engine.add(_sequence(claim, generated))
+            seq = _sequence(claim, generated)
+            seq.guide = grammar.guide(generated.ids) if grammar else None
+            self._engine.add(seq)
             self._in_engine[job_id] = None
         except Exception as error:
             # The outermost frame of one job, as in ``step``: its output cannot be replayed.
@@ -160,6 +190,7 @@ class JobRunner:
     def _remove(self, job_id: str) -> Sequence | None:
         self._running.pop(job_id, None)
         self._isolation.discard(job_id)
+        self._grammars.discard(job_id)
         return self._leave(job_id)
 
     def _leave(self, job_id: str) -> Sequence | None:

@@ -22,6 +22,7 @@ from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.served_model import ServedModel
 from tidemill_gpuworker.step_config import StepConfig
 from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.structured_output.compiler import grammar_compiler
 from tidemill_gpuworker.worker_config import WorkerConfig
 
 #: Bounds on the KV cache of a CPU worker that was not given a size: it shares the machine.
@@ -61,6 +62,7 @@ def load_model(
         tokenizer=tokenizer,
         card=_card(config, runner, tokenizer),
         info=_info(config, step_config, runner),
+        grammars=grammar_compiler(tokenizer, runner.model_config.vocab_size),
     )
 
 

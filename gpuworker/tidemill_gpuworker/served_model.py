@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from tidemill.protocol.messages import ModelCard, WorkerInfo
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.engine import Engine
+from tidemill_gpuworker.structured_output.compiler import GrammarCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +16,4 @@ class ServedModel:
     tokenizer: Tokenizer
     card: ModelCard
     info: WorkerInfo
+    grammars: GrammarCompiler | None = None

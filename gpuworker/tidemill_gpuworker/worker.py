@@ -117,7 +117,7 @@ class Worker:
 
     @property
     def _can_step(self) -> bool:
-        return self._parts.runner.has_work and not self._parts.publisher.is_full
+        return self._parts.runner.can_step and not self._parts.publisher.is_full
 
     @property
     def _is_over(self) -> bool:

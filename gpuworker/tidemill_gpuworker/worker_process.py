@@ -30,6 +30,7 @@ from tidemill_gpuworker.registration import Registration
 from tidemill_gpuworker.releaser import Releaser
 from tidemill_gpuworker.served_model import ServedModel
 from tidemill_gpuworker.status import StatusReporter
+from tidemill_gpuworker.structured_output.desk import GrammarDesk
 from tidemill_gpuworker.work_clock import WorkClock
 from tidemill_gpuworker.worker import Parts, Worker
 
@@ -185,7 +186,13 @@ class WorkerProcess:
         self._alarm = alarm
 
     def _wire_engine(self, model: ServedModel) -> None:
-        self._runner = JobRunner(model.engine, self._publisher, self._releaser.nack)
+        self._grammars = model.grammars
+        self._runner = JobRunner(
+            model.engine,
+            self._publisher,
+            self._releaser.nack,
+            grammars=GrammarDesk(model.grammars, wake=lambda: self._inbox.put(Woken())),
+        )
         self._heartbeat = Heartbeat(
             self._beat_client,
             self._registration,
@@ -230,6 +237,8 @@ class WorkerProcess:
         self._threads["commands"].close()
         with self._loop_clock.working():
             unfinished = self._stop_engine()
+        if self._grammars is not None:
+            self._grammars.close()
         self._threads["outbound"].close()
         deadline = time.monotonic() + self._config.farewell_seconds
         self._write_all(deadline)

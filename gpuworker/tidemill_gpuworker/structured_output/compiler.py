@@ -1,0 +1,125 @@
+"""Compiles grammars in threads of their own, each once."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import sha256
+
+from llguidance import LLMatcher, LLTokenizer
+
+from tidemill.protocol.codec import encode
+from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.structured import StructuredOutput
+from tidemill.service.grammar import grammar_of, limits, refusal
+from tidemill.service.tokenizer import Tokenizer
+from tidemill_gpuworker.structured_output.grammar_guide import GrammarGuide
+from tidemill_gpuworker.structured_output.vocabulary import vocabulary_of
+
+MAX_COMPILE_SECONDS = 10.0
+MAX_CACHED_GRAMMARS = 256
+_NUM_THREADS = 2
+
+
+class Compilation:
+    """A grammar that is compiled, or will be; shared by all sequences of one constraint."""
+
+    def __init__(
+        self, structured: StructuredOutput, limit_seconds: float, clock: Callable[[], float]
+    ) -> None:
+        self._structured = structured
+        self._limit_seconds = limit_seconds
+        self._clock = clock
+        self._started: float | None = None
+        self.future: Future[LLMatcher]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether ``guide`` gives a guide or an error now."""
+        return self.future.done() or self._is_overdue
+
+    def guide(self, token_ids: Sequence[int] = ()) -> GrammarGuide:
+        """Return a new guide that has accepted ``token_ids``, the output of an earlier attempt.
+
+        Raises ``InvalidRequest`` if the grammar cannot be enforced, took too long, or does not
+        allow these tokens.
+        """
+        if not self.future.done():
+            raise self._error(f"it took more than {self._limit_seconds:g} s to compile")
+        guide = GrammarGuide(self.future.result().deep_copy(), self._field)
+        try:
+            guide.replay(token_ids)
+        except ValueError as error:
+            raise self._error("the tokens of an earlier attempt do not follow it") from error
+        return guide
+
+    def run(self, build: Callable[[StructuredOutput], LLMatcher]) -> LLMatcher:
+        """Compile, on a thread of the pool."""
+        self._started = self._clock()
+        return build(self._structured)
+
+    @property
+    def _is_overdue(self) -> bool:
+        return self._started is not None and self._clock() - self._started > self._limit_seconds
+
+    @property
+    def _field(self) -> str:
+        return f"structured.{self._structured.constraint}"
+
+    def _error(self, what: str) -> InvalidRequest:
+        return InvalidRequest(f"{self._field}: {what}", field=self._field, fix="Make it simpler.")
+
+
+class GrammarCompiler:
+    """Compiles each constraint once and keeps the last ones; used by the step loop's thread alone.
+
+    A thread cannot be stopped, so the limit on the time only tells when to stop waiting; limits
+    on the work within llguidance end it.
+    """
+
+    def __init__(
+        self,
+        vocabulary: LLTokenizer,
+        *,
+        limit_seconds: float = MAX_COMPILE_SECONDS,
+        build: Callable[[StructuredOutput], LLMatcher] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._limit_seconds = limit_seconds
+        self._build = build or self._compiled
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
+        self._cache: OrderedDict[bytes, Compilation] = OrderedDict()
+
+    def compile(self, structured: StructuredOutput) -> Compilation:
+        """Return the grammar of this constraint, from the cache or in the making."""
+        key = sha256(encode(structured)).digest()
+        found = self._cache.get(key)
+        if found is None:
+            found = Compilation(structured, self._limit_seconds, self._clock)
+            found.future = self._pool.submit(found.run, self._build)
+            self._cache[key] = found
+            if len(self._cache) > MAX_CACHED_GRAMMARS:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(key)
+        return found
+
+    def close(self) -> None:
+        """Start no more compilations; those that run end by their limits."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _compiled(self, structured: StructuredOutput) -> LLMatcher:
+        matcher = LLMatcher(self._vocabulary, grammar_of(structured), log_level=0, limits=limits())
+        # The first mask is the dearest, and finds what is too complex from the start.
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise refusal(structured, matcher.get_error())
+        return matcher
+
+
+def grammar_compiler(tokenizer: Tokenizer, vocab_size: int) -> GrammarCompiler | None:
+    """Return a compiler for a model with ``vocab_size`` logits; None if it cannot have one."""
+    vocabulary = vocabulary_of(tokenizer, vocab_size)
+    return None if vocabulary is None else GrammarCompiler(vocabulary)
