@@ -21,6 +21,7 @@ from tidemill.protocol.states import JobState
 from tidemill.service.prompt import extra_keys, tokenize, validate
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker import metrics
+from tidemill_gpuworker.bad_words import tokenize_bad_words
 from tidemill_gpuworker.commands import Command
 from tidemill_gpuworker.failures import Failure, failure_of
 from tidemill_gpuworker.jobs import Job
@@ -41,6 +42,7 @@ class Claim:
     prompt_ids: tuple[int, ...]
     seed: int
     extra_keys: ExtraKeys
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
     written: tuple[TokenChunk, ...] = ()
 
 
@@ -170,6 +172,9 @@ class ClaimLoader:
             prompt_ids=prompt_ids,
             seed=seed_of(job.job_id, request),
             extra_keys=extra_keys(salt, self._card.revision, request.cache_salt),
+            bad_word_ids=tokenize_bad_words(
+                request.params.bad_words, self._tokenizer, self._card.vocab_size
+            ),
             written=written,
         )
 

@@ -19,6 +19,7 @@ from tidemill_gpuworker.isolation import Isolation
 from tidemill_gpuworker.jobs import Job
 from tidemill_gpuworker.outbox import Generated, Update
 from tidemill_gpuworker.publisher import Publisher
+from tidemill_gpuworker.scored_prompt import ScoredPrompt
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.structured_output.compiler import Compilation
 from tidemill_gpuworker.structured_output.desk import GrammarDesk
@@ -132,7 +133,7 @@ class JobRunner:
     def _update(self, output: StepOutput) -> Update:
         job_id = output.seq.seq_id
         self._note_first_token(job_id, output)
-        end = None
+        end, prompt = None, None
         if output.finish is not None:
             end = JobEnd(
                 state=JobState.DONE,
@@ -140,11 +141,12 @@ class JobRunner:
                 stop_reason=output.finish.stop_reason,
                 usage=_usage(output.seq),
             )
+            prompt = _scored_prompt(output.seq)
             metrics.ENDED_JOBS.labels(end.state).inc()
             self._running.pop(job_id, None)
             self._in_engine.pop(job_id, None)
             self._depart(job_id, output.seq)
-        return Update(job_id, output.new_ids, output.text, end)
+        return Update(job_id, output.new_ids, output.text, end, output.logprobs, prompt)
 
     def _note_first_token(self, job_id: str, output: StepOutput) -> None:
         running = self._running.get(job_id)
@@ -260,11 +262,18 @@ def _sequence(claim: Claim, generated: Generated) -> Sequence:
         params=claim.request.params,
         seed=claim.seed,
         extra_keys=claim.extra_keys,
+        bad_word_ids=claim.bad_word_ids,
         priority=claim.request.priority,
         output_ids=generated.ids,
         num_resumed_tokens=len(generated.ids),
         num_published_chars=generated.num_chars,
     )
+
+
+def _scored_prompt(seq: Sequence) -> ScoredPrompt | None:
+    if seq.params.prompt_logprobs is None or seq.lacks_prompt_logprobs:
+        return None
+    return ScoredPrompt(tuple(seq.prompt_ids), tuple(seq.prompt_logprobs))
 
 
 def _usage(seq: Sequence) -> Usage:

@@ -11,6 +11,7 @@ import torch
 
 from tidemill.protocol.errors import ConfigError, DamagedModel
 from tidemill.protocol.sampling import SamplingParams
+from tidemill_gpuworker.block_copier import BlockCopier
 from tidemill_gpuworker.inputs import StepInputs, make_inputs
 from tidemill_gpuworker.kv_cache import (
     KVCache,
@@ -19,11 +20,14 @@ from tidemill_gpuworker.kv_cache import (
     check_fits,
     make_kv_cache,
     num_blocks_in,
+    num_swap_blocks_in,
 )
 from tidemill_gpuworker.linear import can_pack
 from tidemill_gpuworker.loader import Checkpoint
+from tidemill_gpuworker.memory_profile import largest_step, measure_memory
 from tidemill_gpuworker.model_config import ModelConfig, load_model_config
 from tidemill_gpuworker.models.llama import LlamaModel
+from tidemill_gpuworker.prompt_scorer import score_prompts
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
 from tidemill_kernels import AttentionBackend, select_backend
@@ -73,7 +77,11 @@ class ModelRunner:
         block_size: tokens per KV block.
         num_blocks: blocks in the KV pool; or
         kv_cache_bytes: its size; or
-        memory_utilization: its share of the memory that is free once the weights are loaded.
+        memory_utilization: on a CPU its share of the memory that is free once the weights are
+            loaded; of a GPU the share that this process may use, for everything.
+        swap_space_bytes: host memory for blocks that left the device.
+        max_num_seqs: sequences, and
+        max_num_batched_tokens: tokens of the largest step, which a GPU needs room for.
         max_model_len: longest context; None for the model's own limit.
         num_threads: CPU threads of torch and the kernels, for the whole process; None leaves them.
 
@@ -92,6 +100,9 @@ class ModelRunner:
         num_blocks: int | None = None,
         kv_cache_bytes: int | None = None,
         memory_utilization: float = 0.5,
+        swap_space_bytes: int = 0,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
         num_threads: int | None = None,
     ) -> None:
@@ -106,9 +117,17 @@ class ModelRunner:
         self._model_dir = model_dir
         free = int(available_bytes(self._device) * memory_utilization)
         self._model = self._load_model(kv_cache_bytes or free, num_blocks)
+        if self._device.type == "cuda" and num_blocks is None and kv_cache_bytes is None:
+            largest = largest_step(
+                max_num_seqs, max_num_batched_tokens, self.max_model_len, block_size
+            )
+            kv_cache_bytes = self._profile(largest, memory_utilization)
         # What others gave back meanwhile is left alone: no position outgrows the model's tables.
         free = min(free, int(available_bytes(self._device) * memory_utilization))
         self._cache = self._make_cache(num_blocks, kv_cache_bytes or free)
+        each = bytes_per_block(self.model_config, block_size, self.dtype)
+        self.num_swap_blocks = num_swap_blocks_in(swap_space_bytes, each)
+        self._copier = BlockCopier(self._cache, self.num_swap_blocks)
         _logger.info(
             "loaded %s as %s on %s: %d KV blocks of %d tokens, %s kernels",
             *(model_dir.name, self.dtype, device, self.num_blocks, block_size, self.backend.name),
@@ -123,12 +142,16 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> torch.Tensor:
         """Put the plan's tokens through the model.
 
-        Returns float32 logits [len(plan.sampling), vocab_size] in the order of ``plan.sampling``.
+        Returns float32 logits [len(plan.sampling), vocab_size] in the order of ``plan.sampling``,
+        and extends the prompt logprobs of sequences that want them.
         """
         if not plan.scheduled:
             return torch.empty(0, self.model_config.vocab_size, device=self._device)
+        if plan.copies:
+            self._copier.run(plan.copies)
         inputs = make_inputs(plan, self.block_size, self._device)
         hidden = self._model(inputs, self._cache, self.backend)
+        score_prompts(plan, hidden, self._model.logits, self.model_config.vocab_size)
         return self._model.logits(hidden[inputs.sampled_rows])
 
     def warm_up(self) -> None:
@@ -147,6 +170,22 @@ class ModelRunner:
     def memory_use(self) -> MemoryUse:
         """Return what the weights and the pool take, and the process's peak so far."""
         return MemoryUse(self._weight_bytes, self._cache.num_bytes, peak_resident_bytes())
+
+    @torch.inference_mode()
+    def _profile(self, plan: StepPlan, utilization: float) -> int:
+        # The step fills a cache of its own, which holds just the blocks that it names.
+        num_blocks = max(len(item.seq.block_table) for item in plan.scheduled)
+        cache = self._make_cache(num_blocks, 0)
+        inputs = make_inputs(plan, self.block_size, self._device)
+
+        def run_step() -> None:
+            hidden = self._model(inputs, cache, self.backend)
+            # Sorting is what sampling needs most memory for.
+            self._model.logits(hidden[inputs.sampled_rows]).sort(dim=-1)
+
+        profile = measure_memory(self._device, self._weight_bytes, run_step)
+        _logger.info("%s", profile.describe(utilization))
+        return profile.kv_cache_bytes(utilization)
 
     def _load_model(self, num_bytes: int, num_blocks: int | None) -> Model:
         checkpoint = Checkpoint(self._model_dir, dtype=self.dtype, device=self._device)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from tidemill.protocol.calls import Written
+from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import JobEnd, TokenChunk
 from tidemill.protocol.states import JobState
 from tidemill_gpuworker.alarm import NEVER
 from tidemill_gpuworker.jobs import Job
+from tidemill_gpuworker.scored_prompt import ScoredPrompt
 from tidemill_gpuworker.token_buffer import TokenBuffer
 
 _log = logging.getLogger(__name__)
@@ -43,12 +45,17 @@ class PublishPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one step brought for one job: tokens, the text that became certain, perhaps the end."""
+    """What one step brought for one job: tokens, the text that became certain, perhaps the end.
+
+    ``logprobs`` has one entry per token if the job asked for them.  ``prompt`` counts with the end.
+    """
 
     job_id: str
     ids: Sequence[int] = ()
     text: str = ""
     end: JobEnd | None = None
+    logprobs: Sequence[TokenLogprobs] | None = None
+    prompt: ScoredPrompt | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +71,7 @@ class Outgoing:
     due_at: float | None = None
     last_sent_at: float | None = None
     end: JobEnd | None = None
+    prompt: ScoredPrompt | None = None
     num_failures: int = 0
     then: Callable[[], None] | None = None
     log_end: int | None = None
@@ -141,10 +149,10 @@ class Outbox:
         item = self._items.get(update.job_id)
         if item is None:
             return
-        item.buffer.add(update.ids, update.text)
+        item.buffer.add(update.ids, update.text, update.logprobs)
         self.num_unpublished += len(update.ids)
         if update.end is not None:
-            item.end = update.end
+            item.end, item.prompt = update.end, update.prompt
         if update.end is not None or item.due_at is None:
             self._schedule(item, now)
 

@@ -162,7 +162,7 @@ class Publisher:
             fence=job.fence,
             worker_id=self._worker_id,
             chunk=write.chunk,
-            result=write.item.buffer.result(write.end, write.chunk),
+            result=write.item.buffer.result(write.end, write.chunk, write.item.prompt),
         )
 
 

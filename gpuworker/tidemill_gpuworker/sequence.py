@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 
+from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.prefix import ExtraKeys
 from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.guide import Guide
@@ -51,6 +52,8 @@ class Sequence:
     guide: Guide | None = None
     #: What the sampler keeps from step to step.
     sampling_state: SamplingState | None = None
+    #: Of the prompt's tokens, as far as they are known; the model runner sets them.
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     #: Length of the text that was published with these; None if it is what they make certain.
     num_published_chars: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
@@ -81,6 +84,12 @@ class Sequence:
     def num_prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.prompt_ids)
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether tokens of the prompt must go through the model for the sake of their logprobs."""
+        wanted = self.params.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < len(self.prompt_ids)
 
     @property
     def num_tokens(self) -> int:
