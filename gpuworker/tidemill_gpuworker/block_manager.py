@@ -198,7 +198,9 @@ class BlockManager:
             assert expected == actual, f"block {block}: {expected} holders, count {actual}"
 
     def _max_prefix_blocks(self, seq: Sequence) -> int:
-        return (seq.num_tokens - 1) // self.block_size if self.enable_prefix_caching else 0
+        # A block that is found gives no hidden states, and so no logprobs.
+        may_look = self.enable_prefix_caching and not seq.lacks_prompt_logprobs
+        return (seq.num_tokens - 1) // self.block_size if may_look else 0
 
     def _publish(self, seq: Sequence, end: int) -> None:
         if not self.enable_prefix_caching:
