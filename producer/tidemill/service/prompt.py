@@ -14,6 +14,7 @@ from tidemill.protocol.prefix import (
     salt_keys,
 )
 from tidemill.protocol.sampling import SamplingParams
+from tidemill.service.sampling_check import check_sampling
 
 if TYPE_CHECKING:  # an SDK without the tokenizer extra still checks and hashes prompt ids
     from tidemill.service.tokenizer import Tokenizer
@@ -85,6 +86,7 @@ def validate(request: GenerateRequest, prompt_len: int, card: ModelCard) -> None
     _check_vocabulary("params.stop_token_ids", request.params.stop_token_ids, card)
     _check_prompt_length(_prompt_field(request), prompt_len, card)
     _check_output_length(request.params, prompt_len, card)
+    check_sampling(request.params, prompt_len, card)
 
 
 def most_tokens(request: GenerateRequest, card: ModelCard) -> int:
