@@ -62,6 +62,9 @@ def _block_tables(scheduled: tuple[ScheduledSequence, ...], block_size: int) -> 
     tables = np.zeros((len(scheduled), max(counts)), np.int32)
     for row, item, count in zip(tables, scheduled, counts, strict=True):
         row[:count] = item.seq.block_table[:count]
+        if num_null := item.seq.num_null_blocks:
+            # Never read; yet what a kernel reads and masks must be numbers.
+            row[:num_null] = row[num_null]
     return tables
 
 

@@ -64,6 +64,21 @@ def num_blocks_in(num_bytes: int, config: ModelConfig, block_size: int, dtype: t
     return num_bytes // each
 
 
+def num_swap_blocks_in(num_bytes: int, bytes_per_block: int) -> int:
+    """Return how many blocks fit into the swap space.
+
+    Raises:
+        ConfigError: the host has not so much memory.
+    """
+    free = available_bytes(torch.device("cpu"))
+    if num_bytes > free:
+        raise ConfigError(
+            f"a swap space of {num_bytes} bytes does not fit into the {free} bytes that are free",
+            fix="Lower --swap-space.",
+        )
+    return num_bytes // bytes_per_block
+
+
 def check_fits(
     num_blocks: int,
     config: ModelConfig,

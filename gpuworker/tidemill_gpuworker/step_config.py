@@ -2,8 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from tidemill.protocol.errors import ConfigError
+
+SchedulingMode = Literal["continuous", "static"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +21,11 @@ class StepConfig:
     to take ``tpot_slo_seconds`` at most (0: no limit).  A batch sequence is admitted only if no
     more than ``batch_kv_share`` of the KV blocks are held then.  Steps that prefill for interactive
     sequences leave decodes of batch ones out, ``max_paused_steps`` in a row at most (0: none).
+    If all ``max_num_seqs`` places are taken, interactive sequences take those of batch ones that
+    were preempted fewer than ``max_displacements`` times (0: never).
+
+    ``scheduling_mode`` "static" is for measurements: a batch runs until its last sequence ends, and
+    each has the room of ``max_model_len`` tokens to itself.
     Raises ``ConfigError``.
     """
 
@@ -29,11 +37,15 @@ class StepConfig:
     tpot_slo_seconds: float = 0.0
     batch_kv_share: float = 0.85
     max_paused_steps: int = 64
+    max_displacements: int = 3
+    scheduling_mode: SchedulingMode = "continuous"
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 _reject(f"{name} is {getattr(self, name)}", "Set it to 1 or more.")
+        if self.max_displacements < 0:
+            _reject("max_displacements is negative", "Set it to 0 so that nobody loses its place.")
         if self.max_paused_steps < 0:
             _reject("max_paused_steps is negative", "Set it to 0 to never pause batch decodes.")
         if self.long_prefill_token_threshold < 0:

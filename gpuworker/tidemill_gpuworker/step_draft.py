@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from tidemill_gpuworker.block_copies import NO_COPIES, BlockCopies
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
 from tidemill_gpuworker.time_budget import TimeBudget
@@ -16,7 +17,9 @@ class StepDraft:
     def __init__(self, token_budget: int, time: TimeBudget | None = None) -> None:
         self.token_budget = token_budget
         self._time = time
+        #: Who gave up its blocks to others that were running, and who its place to one that waited.
         self.preempted: list[Sequence] = []
+        self.displaced: list[Sequence] = []
         self._items: dict[str, ScheduledSequence] = {}
 
     def __contains__(self, seq: Sequence) -> bool:
@@ -52,9 +55,10 @@ class StepDraft:
         if item is not None:
             self.token_budget += item.num_tokens
 
-    def plan(self) -> StepPlan:
+    def plan(self, copies: BlockCopies = NO_COPIES) -> StepPlan:
         """Return the finished plan, single tokens first and otherwise in scheduling order."""
-        return StepPlan(_decodes_first(self._items.values()), tuple(self.preempted))
+        scheduled = _decodes_first(self._items.values())
+        return StepPlan(scheduled, (*self.displaced, *self.preempted), copies)
 
 
 def _decodes_first(items: Iterable[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:

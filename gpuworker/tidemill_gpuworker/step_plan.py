@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tidemill_gpuworker.block_copies import NO_COPIES, BlockCopies
 from tidemill_gpuworker.sequence import Sequence
 
 
@@ -34,10 +35,14 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: sequences with a single token (decodes) first, then prefill chunks."""
+    """One step: sequences with a single token (decodes) first, then prefill chunks.
+
+    ``copies`` are made before anything is computed.
+    """
 
     scheduled: tuple[ScheduledSequence, ...] = ()
     preempted: tuple[Sequence, ...] = ()
+    copies: BlockCopies = NO_COPIES
 
     @property
     def num_tokens(self) -> int:
