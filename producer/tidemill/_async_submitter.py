@@ -22,7 +22,7 @@ from tidemill._receipt import (
     triage,
     valid_jobs,
 )
-from tidemill._request import Draft, JobSpec, choose_model, make_draft, make_job, unknown_model
+from tidemill._request import Draft, JobSpec, choose_model, make_job, unknown_model
 from tidemill.protocol import calls
 from tidemill.protocol.calls import NewJob
 from tidemill.protocol.errors import InvalidRequest, TidemillError
@@ -103,7 +103,7 @@ class AsyncSubmitter:
 
     async def _make_job(self, spec: JobSpec) -> NewJob | InvalidRequest:
         try:
-            draft = make_draft(spec.prompt, spec.options, self._endpoint.tenant)
+            draft = spec.draft(self._endpoint.tenant)
             card = await self.card(draft.model)
             salt, tokenizer = await self._salt(), await self._tokenizer(draft, card)
             job_id = new_job_id(self._endpoint.keys.shard)

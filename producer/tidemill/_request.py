@@ -14,9 +14,17 @@ from tidemill.protocol.codec import MAX_ARRAY_LEN, MAX_MESSAGE_BYTES, encode
 from tidemill.protocol.errors import InvalidRequest, UnknownModel
 from tidemill.protocol.keys import RESERVED_KEYS
 from tidemill.protocol.messages import ChatMessage, GenerateRequest, JobTerms, ModelCard
+from tidemill.protocol.requests import Request
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.values import Tenant
-from tidemill.service.prompt import most_tokens, prepare, validate
+from tidemill.service.job_inputs import (
+    bound_of_output,
+    most_job_tokens,
+    needs_tokenizer,
+    prepare_job,
+    validate_job,
+)
+from tidemill.service.prompt import PreparedPrompt
 
 if TYPE_CHECKING:  # the SDK works without the tokenizer extra
     from tidemill.service.tokenizer import Tokenizer
@@ -27,7 +35,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Sequence[ChatMessag
 MAX_IDEMPOTENCY_KEY_CHARS = 256
 
 #: Stands for "the only model that is served" in the digest of a request that names none.
-_ANY_MODEL = "-"
+ANY_MODEL = "-"
 
 _REQUEST_OPTIONS = frozenset({"priority", "cache_salt", "prefix_id", "stream"})
 
@@ -84,15 +92,23 @@ class JobSpec:
         """Return ``item`` as a spec; its own options go before the common ones."""
         if not isinstance(item, JobSpec):
             return cls(item, **common)
-        merged: JobOptions = {**common, **item.options}
-        return cls(item.prompt, **merged)
+        return item.with_defaults(common)
+
+    def with_defaults(self, common: JobOptions) -> "JobSpec":
+        """Return this spec with the common options for what it does not say itself."""
+        merged: JobOptions = {**common, **self.options}
+        return JobSpec(self.prompt, **merged)
+
+    def draft(self, tenant: str) -> "Draft":
+        """Check everything that can be checked without the model; raises ``InvalidRequest``."""
+        return make_draft(self.prompt, self.options, tenant)
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A valid request as its caller gave it: the model may be open."""
 
-    request: GenerateRequest
+    request: Request
     terms: JobTerms
     model: str | None
     idempotency_key: str
@@ -101,8 +117,8 @@ class Draft:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the prompt was given as token ids."""
-        return self.request.prompt_ids is not None
+        """Whether there is no text that must become tokens."""
+        return not needs_tokenizer(self.request)
 
 
 def check_tenant(tenant: str) -> str:
@@ -120,13 +136,13 @@ def check_tenant(tenant: str) -> str:
 def make_draft(prompt: Prompt, options: JobOptions, tenant: str) -> Draft:
     """Check everything that can be checked without knowing the model; raises ``InvalidRequest``."""
     fields: dict[str, Any] = {**options}
-    model, key = fields.pop("model", None), _checked_key(fields.pop("idempotency_key", None))
+    model, key = fields.pop("model", None), checked_key(fields.pop("idempotency_key", None))
     own = {name: fields.pop(name) for name in _REQUEST_OPTIONS & fields.keys()}
     terms = take_terms(fields)
     check_kinds({"model": model, **own, **fields})
     try:
         request = GenerateRequest(
-            model=_ANY_MODEL if model is None else model,
+            model=ANY_MODEL if model is None else model,
             tenant=tenant,
             params=_sampling_params(fields),
             **_prompt_fields(prompt),
@@ -134,7 +150,7 @@ def make_draft(prompt: Prompt, options: JobOptions, tenant: str) -> Draft:
         )
     except ValidationError as error:
         raise refusal(error) from error
-    body = _checked_size(request)
+    body = checked_size(request)
     # The same key with other terms is another job too.
     digest = sha256(body + encode(terms)).hexdigest() if key else "-"
     return Draft(request, terms, model, key, digest, len(body))
@@ -183,34 +199,25 @@ def make_job(
     the model cannot run it.
     """
     request = draft.request.model_copy(update={"model": card.name})
-    routing_key, cost, hint_depth = b"", 0, 0
-    if request.prompt_ids is None and tokenizer is None:
-        validate(request, 1, card)
+    prompt = PreparedPrompt((), b"", 0, max_output=bound_of_output(request))
+    if needs_tokenizer(request) and tokenizer is None:
+        validate_job(request, card)
     else:
-        prepared = prepare(request, tokenizer, card, salt)
-        routing_key, cost = prepared.routing_key, prepared.cost
-        hint_depth = prepared.hint_depth
-        request = _with_tokens(request, prepared.ids, card.tokenizer_digest)
-    _checked_size(request)
+        prepared = prepare_job(request, tokenizer, card, salt)
+        request, prompt = prepared.request, prepared.prompt
+    checked_size(request)
     return NewJob(
         job_id=job_id,
         request=request,
-        routing_key=routing_key,
-        cost=cost,
-        num_tokens=most_tokens(request, card),
+        routing_key=prompt.routing_key,
+        cost=prompt.cost,
+        num_tokens=most_job_tokens(request, card),
         terms=draft.terms,
         idempotency_key=draft.idempotency_key,
         body_digest=draft.body_digest,
-        max_output=request.params.max_tokens or 0,
-        hint_depth=hint_depth,
+        max_output=prompt.max_output,
+        hint_depth=prompt.hint_depth,
     )
-
-
-def _with_tokens(
-    request: GenerateRequest, ids: tuple[int, ...], tokenizer_digest: str
-) -> GenerateRequest:
-    tokens = {"prompt_ids": ids, "tokenizer_digest": tokenizer_digest}
-    return request.model_copy(update={"prompt": None, "messages": None, **tokens})
 
 
 def _sampling_params(options: dict[str, Any]) -> SamplingParams:
@@ -248,7 +255,8 @@ def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
     return {"messages" if is_chat else "prompt_ids": tuple(prompt)}
 
 
-def _checked_key(key: str | None) -> str:
+def checked_key(key: str | None) -> str:
+    """Return the idempotency key, "" for none; raises ``InvalidRequest``."""
     if key is None:
         return ""
     if not isinstance(key, str) or not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
@@ -277,7 +285,8 @@ def _check_key_text(key: str) -> None:
         ) from error
 
 
-def _checked_size(request: GenerateRequest) -> bytes:
+def checked_size(request: Request) -> bytes:
+    """Return the encoded request; raises ``InvalidRequest`` if it is too large for the wire."""
     body = encode(request)
     if len(body) > MAX_MESSAGE_BYTES:
         raise InvalidRequest(

@@ -21,7 +21,7 @@ from tidemill._receipt import (
     triage,
     valid_jobs,
 )
-from tidemill._request import Draft, JobSpec, choose_model, make_draft, make_job, unknown_model
+from tidemill._request import Draft, JobSpec, choose_model, make_job, unknown_model
 from tidemill.protocol import calls
 from tidemill.protocol.calls import NewJob
 from tidemill.protocol.errors import InvalidRequest, TidemillError
@@ -99,7 +99,7 @@ class Submitter:
 
     def _make_job(self, spec: JobSpec) -> NewJob | InvalidRequest:
         try:
-            draft = make_draft(spec.prompt, spec.options, self._endpoint.tenant)
+            draft = spec.draft(self._endpoint.tenant)
             card = self.card(draft.model)
             job_id = new_job_id(self._endpoint.keys.shard)
             return make_job(job_id, draft, card, self._salt(), self._tokenizer(draft, card))

@@ -14,11 +14,11 @@ from tidemill._patience import SaltMissing
 from tidemill._reads import JobStatus, Read, job_status, naming
 from tidemill.protocol import calls
 from tidemill.protocol.calls import REF_FIELDS, JobRef, NewJob
-from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import ConfigError, InvalidRequest
 from tidemill.protocol.ids import new_job_id, shard_of
 from tidemill.protocol.keys import REQUEUE_KEY, ShardKeys
-from tidemill.protocol.messages import GenerateRequest, JobTerms
+from tidemill.protocol.messages import JobTerms
+from tidemill.protocol.requests import Request, decode_request
 from tidemill.protocol.stored import require_number, require_text, stored_number
 
 _PAGE_SIZE = 500
@@ -57,7 +57,7 @@ class DeadJob:
     """A dead job as it was submitted; ``request`` is None if it is not kept any more."""
 
     status: JobStatus | None
-    request: GenerateRequest | None
+    request: Request | None
 
 
 class DeadLetters:
@@ -94,7 +94,7 @@ class DeadLetters:
             return DeadJob(None, None)
         status = self._link.read(job_status(self._keys, letter.job_id))
         [request] = self._fields(letter.job_id, "req")
-        return DeadJob(status, None if request is None else decode(request, GenerateRequest))
+        return DeadJob(status, None if request is None else decode_request(request))
 
     def requeue(self, letter: DeadLetter) -> str:
         """Submit a letter's job again, drop the letter, and return the new job's id.
@@ -129,7 +129,7 @@ class DeadLetters:
 
     def _new_job(self, letter: DeadLetter, raw: bytes, *others: bytes | None) -> NewJob:
         key, cost, tokens, retries, stall, batch, max_output, hint_depth = others
-        request = decode(raw, GenerateRequest)
+        request = decode_request(raw)
         return NewJob(
             job_id=new_job_id(self._keys.shard),
             request=request,

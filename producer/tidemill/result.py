@@ -1,7 +1,7 @@
 """What a job leaves behind, and the errors that tell of a job that did not end well."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidemill.protocol.errors import (
     JobCancelled,
@@ -11,6 +11,7 @@ from tidemill.protocol.errors import (
     ResultExpired,
 )
 from tidemill.protocol.messages import JobEnd, JobResult, Usage
+from tidemill.protocol.outcomes import Outcome
 from tidemill.protocol.states import JobState
 
 
@@ -19,6 +20,7 @@ class Result:
     """The whole output of a job that ended; partial if ``state`` is not ``done``.
 
     ``finish_reason`` and ``stop_reason`` have the values OpenAI's and vLLM's clients know.
+    ``outcome`` is what a job of another kind than *generate* was for.
     """
 
     job_id: str
@@ -29,11 +31,13 @@ class Result:
     stop_reason: str | int | None
     usage: Usage
     error: str | None = None
+    outcome: Outcome | None = None
 
 
 def from_stored(job_id: str, stored: JobResult) -> Result:
     """Return the result that a worker stored when it finished the job."""
-    return _result(job_id, stored.end, stored.ids, stored.text)
+    result = _result(job_id, stored.end, stored.ids, stored.text)
+    return replace(result, outcome=stored.outcome) if stored.outcome else result
 
 
 def from_log(job_id: str, end: JobEnd, ids: Sequence[int], text: str) -> Result:

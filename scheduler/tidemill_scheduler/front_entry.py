@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -20,9 +20,9 @@ from tidemill.protocol.errors import InvalidRequest, MalformedMessage, Unsupport
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.keys import FRONT_KEY, RESERVED_KEYS
 from tidemill.protocol.messages import GenerateRequest, JobTerms, ModelCard, invalid_request
-from tidemill.protocol.values import Name
+from tidemill.protocol.requests import REQUESTS, Request, kind_of
 from tidemill.protocol.wire_model import WireModel
-from tidemill.service.prompt import most_tokens, validate
+from tidemill.service.job_inputs import bound_of_output, most_job_tokens, validate_job
 
 #: Stands for "the only model that is served", in the digest of the body too.
 ANY_MODEL = "-"
@@ -37,14 +37,19 @@ def _not_reserved(key: str) -> str:
 _Key = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_not_reserved)]
 
 
-class _OpenRequest(GenerateRequest):
-    model: Name = ANY_MODEL
+R = TypeVar("R", bound=WireModel)
 
 
-class _Body(WireModel):
-    request: _OpenRequest
+class _Body(WireModel, Generic[R]):
+    request: R
     terms: JobTerms = JobTerms()
     idempotency_key: _Key | None = None
+
+
+_BODIES: Mapping[str, type[_Body[Any]]] = {
+    kind: _Body[request]
+    for kind, request in REQUESTS.items()  # type: ignore[valid-type]
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class FrontEntry:
     """A valid entry as its producer wrote it: the model may be open."""
 
     entry_id: str
-    request: GenerateRequest
+    request: Request
     terms: JobTerms
     idempotency_key: str
     body_digest: str
@@ -74,11 +79,8 @@ def parse_entry(entry_id: str, fields: Mapping[bytes, bytes]) -> FrontEntry:
     Raises ``MalformedMessage``, ``UnsupportedVersion`` or, naming the field, ``InvalidRequest``.
     """
     _check_version(fields)
-    try:
-        body = _Body.model_validate(_parse_body(fields[b"body"]))
-    except ValidationError as error:
-        raise invalid_request(error) from error
-    request = GenerateRequest(**dict(body.request))
+    body = _read_body(_parse_body(fields[b"body"]))
+    request: Request = body.request
     return FrontEntry(
         entry_id=entry_id,
         request=request,
@@ -96,18 +98,33 @@ def make_front_job(entry: FrontEntry, card: ModelCard, shard: str) -> NewJob:
     the model cannot run it.
     """
     request = entry.request.model_copy(update={"model": card.name})
-    # The length of a text shows when it is tokenised.
-    validate(request, len(request.prompt_ids or (0,)), card)
+    validate_job(request, card)
     _checked(request)
     return NewJob(
         job_id=new_job_id(shard),
         request=request,
-        num_tokens=most_tokens(request, card),
+        num_tokens=most_job_tokens(request, card),
         idempotency_key=entry.idempotency_key,
         body_digest=entry.body_digest,
         terms=entry.terms,
-        max_output=request.params.max_tokens or 0,
+        max_output=bound_of_output(request),
     )
+
+
+def _read_body(fields: Any) -> _Body[Any]:
+    given = fields.get("request") if isinstance(fields, dict) else None
+    kind = kind_of(given)
+    if kind not in REQUESTS:
+        raise InvalidRequest(
+            f"request.kind: {kind[:40]!r} is not one of {', '.join(REQUESTS)}",
+            field="request.kind",
+        )
+    if isinstance(given, dict):
+        fields = {**fields, "request": {"model": ANY_MODEL, **given}}
+    try:
+        return _BODIES[kind].model_validate(fields)
+    except ValidationError as error:
+        raise invalid_request(error) from error
 
 
 def _check_version(fields: Mapping[bytes, bytes]) -> None:
@@ -136,9 +153,10 @@ def _parse_body(body: bytes) -> Any:
         raise MalformedMessage(f"body: not JSON: {str(error)[:200]}") from error
 
 
-def _checked(request: GenerateRequest) -> bytes:
+def _checked(request: Request) -> bytes:
     """Encode a request as workers are to read it, within the bounds of what they read."""
-    if len(request.prompt_ids or ()) > MAX_ARRAY_LEN:
+    ids = request.prompt_ids if isinstance(request, GenerateRequest) else None
+    if len(ids or ()) > MAX_ARRAY_LEN:
         raise InvalidRequest(
             f"request.prompt_ids: more than {MAX_ARRAY_LEN} tokens", field="request.prompt_ids"
         )

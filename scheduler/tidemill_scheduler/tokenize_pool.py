@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 import redis.asyncio
 
 from tidemill.protocol.calls import REF_FIELDS, JobRef
-from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import (
     ConfigError,
     InvalidRequest,
@@ -24,7 +23,9 @@ from tidemill.protocol.functions import run_async
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import GenerateRequest, ModelCard
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
-from tidemill.service.prompt import PreparedPrompt, hint_key, prepare
+from tidemill.protocol.requests import Request, decode_request
+from tidemill.service.job_inputs import needs_tokenizer, prepare_job
+from tidemill.service.prompt import PreparedPrompt, hint_key
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
 from tidemill_scheduler import metrics
 from tidemill_scheduler.attention import Attention
@@ -182,7 +183,7 @@ class TokenizePool:
         card: ModelCard | None,
     ) -> None:
         try:
-            request = decode(stored.request, GenerateRequest)
+            request = decode_request(stored.request)
             prompt = await self._prepare(threads, request, card, stored.salt)
         except (InvalidRequest, ProtocolError) as error:
             await self._fail(job, stored, error)
@@ -191,13 +192,13 @@ class TokenizePool:
             guess = replace(job, is_estimated=True)
             self._done("skipped", guess, _unread_prompt(request, card, stored))
         else:
-            known = replace(job, max_tokens=request.params.max_tokens or 0)
+            known = replace(job, max_tokens=prompt.max_output)
             self._done("tokenized", known, prompt)
 
     async def _prepare(
         self,
         threads: ThreadPoolExecutor,
-        request: GenerateRequest,
+        request: Request,
         card: ModelCard | None,
         salt: bytes,
     ) -> PreparedPrompt:
@@ -208,7 +209,7 @@ class TokenizePool:
                 fix="Start a worker that serves it, or correct the name.",
             )
         tokenizer: Tokenizer | None = None
-        if request.prompt_ids is None:
+        if needs_tokenizer(request):
             tokenizer = await self._tokenizers.get(self._client, card)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(threads, _prepare, request, tokenizer, card, salt)
@@ -227,19 +228,19 @@ class TokenizePool:
         metrics.UNTOKENIZED_JOBS.set(self.num_waiting)
 
 
-def _unread_prompt(
-    request: GenerateRequest, card: ModelCard | None, stored: _Stored
-) -> PreparedPrompt:
+def _unread_prompt(request: Request, card: ModelCard | None, stored: _Stored) -> PreparedPrompt:
     cost = len(stored.request) // _BYTES_PER_TOKEN
-    hint = b"" if card is None else hint_key(request, card, stored.salt)
+    hint = b""
+    if card is not None and isinstance(request, GenerateRequest):
+        hint = hint_key(request, card, stored.salt)
     return PreparedPrompt((), hint, cost, hint_depth=len(hint) // ROUTING_HASH_BYTES)
 
 
 def _prepare(
-    request: GenerateRequest, tokenizer: "Tokenizer | None", card: ModelCard, salt: bytes
+    request: Request, tokenizer: "Tokenizer | None", card: ModelCard, salt: bytes
 ) -> PreparedPrompt:
     try:
-        return prepare(request, tokenizer, card, salt)
+        return prepare_job(request, tokenizer, card, salt).prompt
     except TidemillError:
         raise
     except Exception as error:

@@ -10,7 +10,7 @@ import redis
 
 from support import shard
 from support.shard import KEYS, QUEUE
-from tidemill.protocol import calls, logprobs, messages, sampling
+from tidemill.protocol import calls, logprobs, messages, outcomes, requests, sampling
 from tidemill.protocol.calls import JobRef, RetryPause
 from tidemill.protocol.functions import _ERRORS, LUA_SOURCE, Call
 from tidemill.protocol.keys import ShardKeys, is_permanent
@@ -87,6 +87,14 @@ def test_every_field_of_a_job_is_documented(redis_client: redis.Redis) -> None:
 
 MESSAGES = [
     messages.GenerateRequest,
+    requests.EmbedRequest,
+    requests.ScoreRequest,
+    requests.TranscribeRequest,
+    outcomes.Outcome,
+    outcomes.Vectors,
+    outcomes.Transcript,
+    outcomes.Segment,
+    outcomes.Word,
     sampling.SamplingParams,
     sampling.RepetitionDetection,
     logprobs.TokenLogprobs,

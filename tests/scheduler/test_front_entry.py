@@ -94,7 +94,7 @@ def test_a_body_that_cannot_be_read_is_malformed(body: bytes, message: str) -> N
         ({"request": {"prompt": "x"}, "idempotency_key": "requeue:job"}, "idempotency_key"),
         ({"request": {"prompt": "x"}, "idempotency_key": "front:1-0"}, "idempotency_key"),
         ({"request": {"prompt_ids": [1] * 300_000}}, "request.prompt_ids"),
-        ({"request": {"prompt": "x", "kind": "embed"}}, "request.kind"),
+        ({"request": {"prompt": "x", "kind": "paint"}}, "request.kind"),
     ],
 )
 def test_a_body_that_is_not_allowed_names_the_field(body: Any, field: str) -> None:

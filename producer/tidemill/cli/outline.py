@@ -6,6 +6,7 @@ from typing import Any
 from tidemill._reads import JobStatus
 from tidemill.dead_letters import DeadJob
 from tidemill.protocol.messages import GenerateRequest
+from tidemill.protocol.requests import EmbedRequest, Request, ScoreRequest
 
 
 def outline(job: DeadJob, *, with_prompt: bool) -> dict[str, Any]:
@@ -41,13 +42,23 @@ def _of_status(status: JobStatus) -> dict[str, Any]:
     }
 
 
-def _of_request(request: GenerateRequest) -> dict[str, Any]:
+def _of_request(request: Request) -> dict[str, Any]:
+    if not isinstance(request, GenerateRequest):
+        return {"kind": request.kind, "model": request.model, "prompt_size": _kind_size(request)}
     return {
         "model": request.model,
         "prompt_size": _size(request),
         "params": request.params.model_dump(exclude_defaults=True, exclude={"stop"}),
         "stop_strings": len(request.params.stop),
     }
+
+
+def _kind_size(request: Request) -> str:
+    if isinstance(request, EmbedRequest):
+        return f"{len(request.inputs)} inputs"
+    if isinstance(request, ScoreRequest):
+        return f"{len(request.documents)} documents"
+    return f"{len(getattr(request, 'audio', b''))} bytes of audio"
 
 
 def _size(request: GenerateRequest) -> str:
@@ -59,6 +70,8 @@ def _size(request: GenerateRequest) -> str:
     return f"{len(request.prompt or '')} characters"
 
 
-def _prompt(request: GenerateRequest) -> dict[str, Any]:
+def _prompt(request: Request) -> dict[str, Any]:
+    if not isinstance(request, GenerateRequest):
+        return request.model_dump(include={"inputs", "query", "documents", "prompt"})
     fields = request.model_dump(include={"prompt", "prompt_ids", "messages"}, exclude_none=True)
     return {**fields, "stop": list(request.params.stop)}

@@ -55,6 +55,11 @@ def encode(message: BaseModel) -> bytes:
 
 def decode(data: bytes, model: type[M], *, max_bytes: int = MAX_MESSAGE_BYTES) -> M:
     """Decode ``data`` as ``model``; raises ``MalformedMessage`` or ``UnsupportedVersion``."""
+    return as_message(decode_plain(data, max_bytes=max_bytes), model)
+
+
+def decode_plain(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
+    """Return a message's fields unchecked; raises ``MalformedMessage``, ``UnsupportedVersion``."""
     if not data:
         raise MalformedMessage("empty message")
     if data[0] != WIRE_VERSION:
@@ -62,8 +67,13 @@ def decode(data: bytes, model: type[M], *, max_bytes: int = MAX_MESSAGE_BYTES) -
             f"message has version {data[0]}, this process reads {WIRE_VERSION}",
             fix="Upgrade this process before the one that sent the message.",
         )
+    return unpack(data[1:], max_bytes=max_bytes)
+
+
+def as_message(fields: Any, model: type[M]) -> M:
+    """Check the fields of a message; raises ``MalformedMessage``."""
     try:
-        return model.model_validate(unpack(data[1:], max_bytes=max_bytes))
+        return model.model_validate(fields)
     except ValidationError as error:
         raise MalformedMessage(f"{model.__name__}: {_first_problem(error)}") from error
 

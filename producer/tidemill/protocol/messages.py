@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.logprobs import TokenLogprobs
+from tidemill.protocol.outcomes import Outcome
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROUTING_HASH_BYTES
 from tidemill.protocol.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
 from tidemill.protocol.step_cost import StepCost, StepFeatures
@@ -135,6 +136,7 @@ class JobResult(WireModel):
     ``entries`` holds (end, number of characters) of each token-log entry, so that a late reader
     gets the same chunks as a live one.  ``logprobs`` has one entry per id, ``prompt_logprobs`` one
     per prompt token, None for the first, and ``prompt_ids`` its tokens, if the job asked for it.
+    ``outcome`` is what a job of another kind than *generate* was for.
     """
 
     end: JobEnd
@@ -144,6 +146,7 @@ class JobResult(WireModel):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_ids: TokenIds = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    outcome: Outcome | None = None
 
 
 class CommandKind(StrEnum):
@@ -172,7 +175,8 @@ class WorkerInfo(WireModel):
 class ModelCard(WireModel):
     """What producers must know of a served model to make a valid job.
 
-    ``max_logprobs`` is the most alternatives that a job may ask for, -1 for no limit.
+    ``max_logprobs`` is the most alternatives that a job may ask for, -1 for no limit.  ``task`` is
+    the kind of jobs it is for, ``embedding_size`` the length of its vectors, 0 if it makes none.
     """
 
     name: Name
@@ -183,6 +187,8 @@ class ModelCard(WireModel):
     block_size: int = Field(default=DEFAULT_BLOCK_SIZE, ge=1)
     eos_token_ids: TokenIds = ()
     max_logprobs: int = Field(default=DEFAULT_MAX_LOGPROBS, ge=-1)
+    task: Literal["generate", "embed", "score", "transcribe"] = "generate"
+    embedding_size: int = Field(default=0, ge=0)
 
 
 class FinishedSequence(WireModel):

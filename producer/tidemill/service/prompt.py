@@ -27,13 +27,15 @@ BYTES_PER_TOKEN = 4
 class PreparedPrompt:
     """A prompt ready to be queued; ``cost`` is its length in tokens, before any cache hit.
 
-    ``hint_depth`` tells how many hashes at the start of the routing key stand for a prefix id.
+    ``hint_depth`` tells how many hashes at the start of the routing key stand for a prefix id,
+    ``max_output`` bounds the output in tokens, 0 if nothing does.
     """
 
     ids: tuple[int, ...]
     routing_key: bytes
     cost: int
     hint_depth: int = 0
+    max_output: int = 0
 
 
 def prepare(
@@ -50,6 +52,7 @@ def prepare(
         routing_key=hint + routing_key(hashes),
         cost=len(ids),
         hint_depth=len(hint) // ROUTING_HASH_BYTES,
+        max_output=request.params.max_tokens or 0,
     )
 
 
@@ -81,9 +84,9 @@ def tokenize(request: GenerateRequest, tokenizer: "Tokenizer | None") -> tuple[i
 
 def validate(request: GenerateRequest, prompt_len: int, card: ModelCard) -> None:
     """Raise ``InvalidRequest``, naming the field and its limit, if the model cannot run this."""
-    _check_digest(request, card)
-    _check_vocabulary("prompt_ids", request.prompt_ids or (), card)
-    _check_vocabulary("params.stop_token_ids", request.params.stop_token_ids, card)
+    check_digest(request.tokenizer_digest, card)
+    check_vocabulary("prompt_ids", request.prompt_ids or (), card)
+    check_vocabulary("params.stop_token_ids", request.params.stop_token_ids, card)
     _check_prompt_length(_prompt_field(request), prompt_len, card)
     _check_output_length(request.params, prompt_len, card)
     check_sampling(request.params, prompt_len, card)
@@ -118,8 +121,8 @@ def _prompt_field(request: GenerateRequest) -> str:
     return "prompt_ids" if request.prompt_ids is not None else "messages"
 
 
-def _check_digest(request: GenerateRequest, card: ModelCard) -> None:
-    digest = request.tokenizer_digest
+def check_digest(digest: str | None, card: ModelCard) -> None:
+    """Raise ``InvalidRequest`` if another tokenizer than the model's made the token ids."""
     if digest is not None and digest != card.tokenizer_digest:
         raise InvalidRequest(
             f"tokenizer_digest: {digest[:12]}... is not the tokenizer of model {card.name!r}"
@@ -129,7 +132,8 @@ def _check_digest(request: GenerateRequest, card: ModelCard) -> None:
         )
 
 
-def _check_vocabulary(field: str, ids: tuple[int, ...], card: ModelCard) -> None:
+def check_vocabulary(field: str, ids: tuple[int, ...], card: ModelCard) -> None:
+    """Raise ``InvalidRequest`` if the model does not know one of the token ids."""
     if ids and max(ids) >= card.vocab_size:
         raise InvalidRequest(
             f"{field}: token id {max(ids)} is outside the vocabulary of {card.vocab_size}",

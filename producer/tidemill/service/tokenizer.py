@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 
@@ -27,6 +28,13 @@ MAX_BUNDLE_BYTES = 1 << 25
 MAX_CONTENT_BYTES = 1 << 27
 
 _TOKENIZER_JSON = "tokenizer.json"
+
+
+class TokenPair(NamedTuple):
+    """Two texts as one row of ids; ``type_ids`` tell which of them each belongs to."""
+
+    ids: tuple[int, ...]
+    type_ids: tuple[int, ...]
 
 
 class Tokenizer:
@@ -77,6 +85,25 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``; special tokens that it spells out become one id."""
         return self.raw.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_whole(self, text: str, limit: int | None = None) -> tuple[int, ...]:
+        """Return the ids of ``text`` with special tokens, cut to ``limit`` ids in all.
+
+        The special tokens stay whatever is cut.
+        """
+        encoding = self.raw.encode(text, add_special_tokens=False)
+        if limit is not None:
+            encoding.truncate(max(0, limit - self.raw.num_special_tokens_to_add(False)))
+        return tuple(self.raw.post_process(encoding).ids)
+
+    def encode_pair(self, first: str, second: str, limit: int | None = None) -> TokenPair:
+        """Return the ids of two texts as the model reads pairs; only the second one is cut."""
+        one = self.raw.encode(first, add_special_tokens=False)
+        two = self.raw.encode(second, add_special_tokens=False)
+        if limit is not None:
+            two.truncate(max(0, limit - len(one.ids) - self.raw.num_special_tokens_to_add(True)))
+        pair = self.raw.post_process(one, two)
+        return TokenPair(tuple(pair.ids), tuple(pair.type_ids))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD."""

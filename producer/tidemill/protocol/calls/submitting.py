@@ -9,7 +9,8 @@ from tidemill.protocol.calls.replies import text
 from tidemill.protocol.codec import WIRE_VERSION, encode
 from tidemill.protocol.functions import Call, Field
 from tidemill.protocol.keys import ShardKeys
-from tidemill.protocol.messages import GenerateRequest, JobTerms
+from tidemill.protocol.messages import JobTerms
+from tidemill.protocol.requests import Request
 
 #: Bound on a tenant's waiting jobs where no setting says otherwise.
 DEFAULT_MAX_QUEUED = 1_000_000
@@ -31,7 +32,7 @@ class NewJob:
     """
 
     job_id: str
-    request: GenerateRequest
+    request: Request
     routing_key: bytes = b""
     cost: int = 0
     num_tokens: int = 0
@@ -70,7 +71,7 @@ def queue_class(priority: int) -> str:
     return "p0" if priority < 0 else "p1" if priority == 0 else "p2"
 
 
-def queue_name(request: GenerateRequest) -> str:
+def queue_name(request: Request) -> str:
     """Return the ingress queue of a request: ``<priority class>:<tenant>``."""
     return f"{queue_class(request.priority)}:{request.tenant}"
 
