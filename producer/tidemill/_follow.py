@@ -14,6 +14,7 @@ from tidemill._reads import SEAL, LogEntry, LogPage, Outcome, Read, log_page, ou
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import InvalidRequest, ProtocolError, StreamGap
 from tidemill.protocol.keys import ShardKeys, keys_of
+from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import JobEnd, JobResult, TokenChunk
 from tidemill.result import not_found, result_expired
 
@@ -25,7 +26,8 @@ class Chunk:
     """Tokens ``start`` to ``end`` of a job's output and the text they add.
 
     ``event_id`` resumes the stream after this chunk.  ``text`` may lag behind ``ids``, so the last
-    chunk of a stream can have text without ids.
+    chunk of a stream can have text without ids.  ``logprobs`` has one entry per id of a job that
+    asked for them.
     """
 
     start: int
@@ -33,6 +35,7 @@ class Chunk:
     ids: tuple[int, ...]
     text: str
     event_id: str
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +213,7 @@ class TokenFollower:
             chunk,
             start=self.position,
             ids=chunk.ids[self.position - chunk.start :],
+            logprobs=logprobs_slice(chunk.logprobs, self.position - chunk.start),
             text=chunk.text[max(0, self._num_chars - scanned) :],
         )
 
@@ -235,8 +239,16 @@ def stored_chunks(stored: JobResult) -> Iterator[Chunk]:
     for index, (end, length) in enumerate(boundaries, start=1):
         fence = SEAL if index == len(boundaries) else "0"
         text = stored.text[chars : chars + length]
-        yield Chunk(start, end, stored.ids[start:end], text, f"{fence}-{end}")
+        logprobs = logprobs_slice(stored.logprobs, start, end)
+        yield Chunk(start, end, stored.ids[start:end], text, f"{fence}-{end}", logprobs)
         start, chars = end, chars + length
+
+
+def logprobs_slice(
+    logprobs: tuple[TokenLogprobs, ...] | None, start: int, end: int | None = None
+) -> tuple[TokenLogprobs, ...] | None:
+    """Return a part of logprobs, None if it has none."""
+    return (logprobs or ())[start:end] or None
 
 
 def _totals(boundaries: list[tuple[int, int]]) -> tuple[int, int]:
@@ -254,4 +266,4 @@ def _chunk_of(fields: dict[bytes, bytes]) -> TokenChunk | None:
 
 
 def _with_id(chunk: TokenChunk, event_id: str) -> Chunk:
-    return Chunk(chunk.start, chunk.end, chunk.ids, chunk.text, event_id)
+    return Chunk(chunk.start, chunk.end, chunk.ids, chunk.text, event_id, chunk.logprobs)

@@ -10,6 +10,7 @@ from tidemill.protocol.errors import (
     JobNotFound,
     ResultExpired,
 )
+from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import JobEnd, JobResult, Usage
 from tidemill.protocol.outcomes import Outcome
 from tidemill.protocol.states import JobState
@@ -20,7 +21,9 @@ class Result:
     """The whole output of a job that ended; partial if ``state`` is not ``done``.
 
     ``finish_reason`` and ``stop_reason`` have the values OpenAI's and vLLM's clients know.
-    ``outcome`` is what a job of another kind than *generate* was for.
+    ``outcome`` is what a job of another kind than *generate* was for.  ``logprobs`` has one entry
+    per token of a job that asked for them; ``prompt_logprobs`` one per token of the prompt,
+    ``prompt_ids``, and None for the first, which follows nothing.
     """
 
     job_id: str
@@ -32,17 +35,31 @@ class Result:
     usage: Usage
     error: str | None = None
     outcome: Outcome | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 def from_stored(job_id: str, stored: JobResult) -> Result:
     """Return the result that a worker stored when it finished the job."""
-    result = _result(job_id, stored.end, stored.ids, stored.text)
-    return replace(result, outcome=stored.outcome) if stored.outcome else result
+    return replace(
+        _result(job_id, stored.end, stored.ids, stored.text),
+        outcome=stored.outcome,
+        logprobs=stored.logprobs,
+        prompt_ids=stored.prompt_ids,
+        prompt_logprobs=stored.prompt_logprobs,
+    )
 
 
-def from_log(job_id: str, end: JobEnd, ids: Sequence[int], text: str) -> Result:
+def from_log(
+    job_id: str,
+    end: JobEnd,
+    ids: Sequence[int],
+    text: str,
+    logprobs: Sequence[TokenLogprobs] = (),
+) -> Result:
     """Return the result of a job that ended without its worker, put together from its log."""
-    return _result(job_id, end, tuple(ids), text)
+    return replace(_result(job_id, end, tuple(ids), text), logprobs=tuple(logprobs) or None)
 
 
 def failure_of(job_id: str, end: JobEnd, result: Result | None = None) -> JobError | None:

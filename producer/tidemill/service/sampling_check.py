@@ -32,7 +32,6 @@ def check_sampling(params: SamplingParams, prompt_len: int, card: ModelCard) -> 
 
 
 def _token_ids(params: SamplingParams) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield "stop_token_ids", params.stop_token_ids
     yield "allowed_token_ids", params.allowed_token_ids or ()
     yield "logprob_token_ids", params.logprob_token_ids
     yield "logit_bias", tuple(token_id for token_id, _ in params.logit_bias)
