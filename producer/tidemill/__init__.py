@@ -37,6 +37,7 @@ from tidemill.protocol.errors import (
     UnknownModel,
     UnsupportedVersion,
 )
+from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import (
     ChatMessage,
     JobEnd,
@@ -45,7 +46,7 @@ from tidemill.protocol.messages import (
     WorkerInfo,
     WorkerStatus,
 )
-from tidemill.protocol.sampling import SamplingParams
+from tidemill.protocol.sampling import RepetitionDetection, SamplingParams
 from tidemill.protocol.states import FinishReason, JobState
 from tidemill.result import Result
 from tidemill.status import QueueStatus, Status, WorkerSnapshot
@@ -89,6 +90,7 @@ __all__ = [
     "QueueFull",
     "QueueStatus",
     "RateLimited",
+    "RepetitionDetection",
     "Result",
     "ResultExpired",
     "SamplingOptions",
@@ -97,6 +99,7 @@ __all__ = [
     "StreamGap",
     "TermOptions",
     "TidemillError",
+    "TokenLogprobs",
     "TokenStream",
     "UnknownModel",
     "UnsupportedVersion",

@@ -11,10 +11,32 @@ from tidemill.protocol.messages import invalid_request
 _MAX_TIMEOUT_SECONDS = 10**9
 
 _NUMBERS = frozenset(
-    {"max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "priority"}
+    {
+        "max_tokens",
+        "min_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logprobs",
+        "prompt_logprobs",
+        "seed",
+        "priority",
+    }
 )
 _TEXTS = frozenset({"model", "cache_salt", "prefix_id"})
-_FLAGS = frozenset({"stream", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"})
+_FLAGS = frozenset(
+    {
+        "stream",
+        "include_stop_str_in_output",
+        "ignore_eos",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+    }
+)
 
 
 def check_kinds(options: Mapping[str, object]) -> None:

@@ -15,7 +15,7 @@ from tidemill.protocol.errors import InvalidRequest, UnknownModel
 from tidemill.protocol.keys import RESERVED_KEYS
 from tidemill.protocol.messages import ChatMessage, GenerateRequest, JobTerms, ModelCard
 from tidemill.protocol.requests import Request
-from tidemill.protocol.sampling import SamplingParams
+from tidemill.protocol.sampling import RepetitionDetection, SamplingParams
 from tidemill.protocol.values import Tenant
 from tidemill.service.job_inputs import (
     bound_of_output,
@@ -51,12 +51,23 @@ class SamplingOptions(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
     seed: int | None
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     include_stop_str_in_output: bool
     ignore_eos: bool
     skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+    logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int, float]]
+    allowed_token_ids: Sequence[int] | None
+    bad_words: Sequence[str]
+    logprobs: int | None
+    prompt_logprobs: int | None
+    logprob_token_ids: Sequence[int]
+    repetition_detection: RepetitionDetection | Mapping[str, int] | None
 
 
 class RunOptions(SamplingOptions, TermOptions, total=False):

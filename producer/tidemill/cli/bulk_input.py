@@ -77,7 +77,7 @@ class LineReader:
         body = row.get("body", row)
         if not isinstance(body, dict):
             raise InvalidRequest("body: it is not an object", field="body")
-        given: dict[str, Any] = {_ALIASES.get(str(k), str(k)): v for k, v in body.items()}
+        given = _our_names(body)
         own = {name: v for name, v in given.items() if name in _OWN and v is not None}
         options = {**self.defaults, **own, "model": self.model or given.get("model")}
         prompt = self._prompt(given)
@@ -99,6 +99,14 @@ class LineReader:
             field="prompt",
             fix="Add one, or fill a template from other fields with --template.",
         )
+
+
+def _our_names(body: Mapping[str, Any]) -> dict[str, Any]:
+    given: dict[str, Any] = {_ALIASES.get(str(k), str(k)): v for k, v in body.items()}
+    if isinstance(given.get("logprobs"), bool):
+        # In a chat request it is a switch, and the number stands elsewhere.
+        given["logprobs"] = (given.get("top_logprobs") or 0) if given["logprobs"] else None
+    return given
 
 
 def count_lines(path: Path) -> int:

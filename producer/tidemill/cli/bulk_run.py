@@ -142,6 +142,7 @@ class BulkRun:
             finish_reason=outcome.finish_reason,
             usage=outcome.usage.model_dump(),
             error=None,
+            **_told_logprobs(outcome),
         )
 
     def _fail(self, line: InputLine, reason: str, job_id: str) -> None:
@@ -162,6 +163,17 @@ class BulkRun:
             hits=100 * tally.hit_rate,
             failed=tally.num_failed,
         )
+
+
+def _told_logprobs(result: Result) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if result.logprobs is not None:
+        told["token_ids"] = result.token_ids
+        told["logprobs"] = [each.model_dump() for each in result.logprobs]
+    if result.prompt_logprobs is not None:
+        told["prompt_ids"] = result.prompt_ids
+        told["prompt_logprobs"] = [each and each.model_dump() for each in result.prompt_logprobs]
+    return told
 
 
 def _progress() -> Progress:

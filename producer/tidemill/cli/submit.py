@@ -18,6 +18,16 @@ from tidemill.cli.job_options import (
     PrefixId,
     StallTimeout,
 )
+from tidemill.cli.sampling_options import (
+    BadWord,
+    FrequencyPenalty,
+    LogitBias,
+    Logprobs,
+    PresencePenalty,
+    PromptLogprobs,
+    RepetitionPenalty,
+    parse_bias,
+)
 from tidemill.job import Job
 from tidemill.protocol.errors import ConfigError, JobCancelled, JobFailed
 from tidemill.service.diagnosis.finding import duration
@@ -56,6 +66,13 @@ def submit(
     min_p: Annotated[
         float, typer.Option(help="Least probability relative to the best token's; 0 is off.")
     ] = 0.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    logit_bias: LogitBias = None,
+    bad_word: BadWord = None,
+    logprobs: Logprobs = None,
+    prompt_logprobs: PromptLogprobs = None,
     seed: Annotated[
         int | None, typer.Option(help="Same seed, same output. Default: one of the job's own.")
     ] = None,
@@ -103,6 +120,13 @@ def submit(
             top_p=top_p,
             top_k=top_k,
             min_p=min_p,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            repetition_penalty=repetition_penalty,
+            logit_bias=parse_bias(logit_bias),
+            bad_words=bad_word or (),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             stop=stop or (),
             seed=seed,
             delay=delay,

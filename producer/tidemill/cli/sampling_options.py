@@ -1,0 +1,50 @@
+"""Options of the command line that say how tokens are chosen, beside the common ones."""
+
+from typing import Annotated
+
+import typer
+
+from tidemill.protocol.errors import ConfigError
+
+PresencePenalty = Annotated[
+    float, typer.Option(help="Taken off the logits of tokens that were generated before; 0 is off.")
+]
+
+FrequencyPenalty = Annotated[
+    float, typer.Option(help="The same, for each time that they were generated; 0 is off.")
+]
+
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Divides what occurred in prompt or output; 1 is off.")
+]
+
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID=BIAS", help="Add this to a token's logit; repeatable."),
+]
+
+BadWord = Annotated[list[str] | None, typer.Option(help="Never write this word; repeatable.")]
+
+Logprobs = Annotated[
+    int | None,
+    typer.Option(help="With --json: each token's logprob, and so many likely ones beside it."),
+]
+
+PromptLogprobs = Annotated[
+    int | None, typer.Option(help="With --json: the same of each token of the prompt.")
+]
+
+
+def parse_bias(pairs: list[str] | None) -> dict[int, float]:
+    """Read what was given as ID=BIAS; raises ``ConfigError``."""
+    return dict(_pair(text) for text in pairs or ())
+
+
+def _pair(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError as error:
+        raise ConfigError(
+            f"logit_bias: {text[:40]!r} is no token id with a bias", fix="Write it like 42=-5.0."
+        ) from error
