@@ -58,7 +58,8 @@ class Worker:
         self._reported_urgent = 0
         self._reported_seqs = 0
         self._reported_free = info.num_blocks
-        self._reported_command = entry_number("0-0")
+        self._reported_command = (0, 0)
+        self._last_command = "0-0"
         #: Uncached prompt tokens that it may have ahead.
         self.credit = self._credit()
         #: How many sequences more than an idle worker it may hold before it counts as crowded.
@@ -161,15 +162,29 @@ class Worker:
 
     def update(self, status: WorkerStatus, now: float) -> None:
         """Replace what was known by the worker's own account; raises ``MalformedMessage``."""
-        last = entry_number(status.last_command)
+        # Most steps bring no command.
+        if status.last_command != self._last_command:
+            self._reported_command = entry_number(status.last_command)
+            self._last_command = status.last_command
         self.status, self.heard_at = status, now
         self._reported_tokens = status.waiting_tokens
         self._reported_urgent = status.urgent_tokens
         self._reported_seqs = status.num_running + status.num_waiting
         self._reported_free = status.free_blocks
-        self._reported_command = last
         if status.step_seconds:
             self._step_seconds = _mean(self._step_seconds, status.step_seconds, _STEP_SHARE)
+        if self._in_flight:
+            self._acknowledge(now)
+        self.credit = self._credit()
+        if not self.is_full:
+            self.full_since = None
+        elif self.full_since is None:
+            self.full_since = now
+        is_settled = not (self._in_flight or status.num_waiting or status.waiting_tokens)
+        self._num_settled = self._num_settled + 1 if is_settled else 0
+
+    def _acknowledge(self, now: float) -> None:
+        last = self._reported_command
         covered = {
             job_id: entry.sent_at
             for job_id, entry in self._in_flight.items()
@@ -179,13 +194,6 @@ class Worker:
             self.drop(job_id)
         if times := [sent_at for sent_at in covered.values() if sent_at is not None]:
             self.ack_seconds = _mean(self.ack_seconds, now - min(times), _ACK_SHARE)
-        self.credit = self._credit()
-        if not self.is_full:
-            self.full_since = None
-        elif self.full_since is None:
-            self.full_since = now
-        is_settled = not (self._in_flight or status.num_waiting or status.waiting_tokens)
-        self._num_settled = self._num_settled + 1 if is_settled else 0
 
     def _credit(self) -> int:
         """A step's worth that runs, and as much as runs until what is sent now arrives.

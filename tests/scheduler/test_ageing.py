@@ -1,6 +1,8 @@
 """Jobs of lower classes go out although higher ones keep coming; time is the test's own."""
 
+import gc
 import time
+from collections import deque
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from support.waiting_jobs import make_job
 from tidemill.protocol.messages import WorkerInfo
 from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.policy.ageing import Ageing
 from tidemill_scheduler.policy.fleet import Fleet
 from tidemill_scheduler.policy.lanes import MAX_PASSED, Lanes
 from tidemill_scheduler.policy.residency import Residency
@@ -167,6 +170,26 @@ def test_every_job_goes_out_in_time_however_many_of_the_highest_class_come(
             waiting.discard(mill.take(now + turn / rate).job_id)
         now += 1
         assert now <= bound + 1
+
+
+def test_few_jobs_that_have_left_are_remembered_while_one_waits_before_them() -> None:
+    waiting = {job.job_id: job for job in (job_at(0.0, 1) for _ in range(5_000))}
+    ageing = Ageing(waiting, AGE_SECONDS)
+    for job in waiting.values():
+        ageing.add(job)
+    oldest, *others = waiting
+    leavers = deque(others)
+
+    for _ in range(2 * len(waiting)):
+        newcomer = job_at(1.0, 1)
+        waiting[newcomer.job_id] = newcomer
+        ageing.add(newcomer)
+        leavers.append(newcomer.job_id)
+        del waiting[leavers.popleft()]
+
+    reachable = sum(isinstance(item, WaitingJob) for item in gc.get_objects())
+    assert ageing.risen(0, AGE_SECONDS) is waiting[oldest]
+    assert reachable < 1.5 * len(waiting)
 
 
 @pytest.mark.slow

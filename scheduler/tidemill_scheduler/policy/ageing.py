@@ -10,8 +10,8 @@ NUM_CLASSES = 3
 
 DEFAULT_AGE_SECONDS = 30.0
 
-#: Jobs that have left and are still remembered, beside as many as wait.
-_SLACK = 1024
+#: So many remembered jobs are looked at whenever one comes; those that have left are forgotten.
+_NUM_SWEPT = 4
 
 
 def class_of(priority: int) -> int:
@@ -23,24 +23,18 @@ class Ageing:
     """Remembers the waiting jobs of each class in the order they came.
 
     A job that has waited ``age_seconds`` counts as one of the next higher class, after twice that
-    as one of the class above.  ``waiting`` are all jobs that still wait, by id: who left is
-    forgotten when its turn comes, so that a waiting job costs a reference here and no more.
+    as one of the class above.  ``waiting`` are all jobs that still wait, by id, and who left is
+    forgotten little by little: a waiting job costs a reference here and no more.
     """
 
     def __init__(self, waiting: Mapping[str, WaitingJob], age_seconds: float) -> None:
         self._waiting = waiting
         self._age_seconds = age_seconds
-        self._classes = [deque[WaitingJob]() for _ in range(NUM_CLASSES)]
+        self._classes = [_Line(waiting) for _ in range(NUM_CLASSES)]
 
     def add(self, job: WaitingJob) -> None:
         """Note that a job waits."""
-        jobs = self._classes[class_of(job.priority)]
-        self._first(jobs)
-        if len(jobs) > 2 * len(self._waiting) + _SLACK:
-            kept = [known for known in jobs if self._waiting.get(known.job_id) is known]
-            jobs.clear()
-            jobs.extend(kept)
-        jobs.append(job)
+        self._classes[class_of(job.priority)].add(job)
 
     def risen(self, priority: int, now: float) -> WaitingJob | None:
         """Return the job that waits longest of those that a job of ``priority`` must not precede.
@@ -49,15 +43,47 @@ class Ageing:
         better one.  Only the first that came of each class is looked at.
         """
         rank = class_of(priority)
-        oldest = (job for jobs in self._classes if (job := self._first(jobs)) is not None)
+        oldest = (job for line in self._classes if (job := line.first()) is not None)
         aged = (job for job in oldest if 0 < self._steps(job, now) >= class_of(job.priority) - rank)
         others = (job for job in aged if job.priority != priority)
         return min(others, key=lambda job: job.since, default=None)
 
-    def _first(self, jobs: deque[WaitingJob]) -> WaitingJob | None:
-        while jobs and self._waiting.get(jobs[0].job_id) is not jobs[0]:
-            jobs.popleft()
-        return jobs[0] if jobs else None
-
     def _steps(self, job: WaitingJob, now: float) -> int:
         return int((now - job.since) / self._age_seconds)
+
+
+class _Line:
+    """The jobs of one class in the order they came; few of them have left.
+
+    ```
+    swept | unswept   each newcomer goes to the end of the right part, and lets a few of its first
+                      jobs go over to the left one, if they still wait
+    ```
+    When the right part is empty the left one takes its place.  So while as many come as leave, no
+    more than about a third have left, and nobody ever has to look at all of them at once.
+    """
+
+    def __init__(self, waiting: Mapping[str, WaitingJob]) -> None:
+        self._waiting = waiting
+        self._swept: deque[WaitingJob] = deque()
+        self._unswept: deque[WaitingJob] = deque()
+
+    def add(self, job: WaitingJob) -> None:
+        """Note that a job waits."""
+        self._unswept.append(job)
+        for _ in range(_NUM_SWEPT):
+            first = self._unswept.popleft()
+            if self._waiting.get(first.job_id) is first:
+                self._swept.append(first)
+            if not self._unswept:
+                self._swept, self._unswept = self._unswept, self._swept
+                break
+
+    def first(self) -> WaitingJob | None:
+        """Return the job that came first of those that wait."""
+        for jobs in (self._swept, self._unswept):
+            while jobs:
+                if self._waiting.get(jobs[0].job_id) is jobs[0]:
+                    return jobs[0]
+                jobs.popleft()
+        return None

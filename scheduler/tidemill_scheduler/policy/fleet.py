@@ -133,6 +133,8 @@ class Fleet:
 
     def _set_cost(self, worker_id: str, cost: StepCost) -> None:
         known = self._costs.get(worker_id)
+        if known is cost:
+            return
         self.tokens_per_second += _speed(cost) - (_speed(known) if known else 0.0)
         self._costs[worker_id] = cost
 

@@ -60,8 +60,8 @@ class Hints:
         are walked apart.
         """
         hinted = self._workers.setdefault(worker_id, _Hinted())
-        others = [walk for walk in hinted.walks.values() if _line_of(walk.job) != _line_of(job)]
-        for walk in others:
+        line = _line_of(job)
+        for walk in [walk for other, walk in hinted.walks.items() if other != line]:
             self._follow(hinted, walk.job, worker_id)
         self._follow(hinted, job, worker_id)
 

@@ -26,8 +26,8 @@ class HolderIndex:
         """Note that the worker of ``bit`` lost these."""
         bits = self.bits
         for digest in digests:
-            rest = bits.pop(digest) ^ bit
-            if rest:
+            held = bits.pop(digest)
+            if held is not bit and (rest := held ^ bit):
                 bits[digest] = rest
 
 

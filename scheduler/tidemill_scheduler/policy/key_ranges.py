@@ -34,11 +34,6 @@ class KeyRange:
         """Whether it is anyone's."""
         return self.owner is None and not self.team
 
-    @property
-    def share(self) -> float:
-        """The work of each of its workers."""
-        return self.work / (len(self.team) or 1)
-
 
 class KeyRanges:
     """A partition of an order into ranges; each worker has one at most, or part of one.

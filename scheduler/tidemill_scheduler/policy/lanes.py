@@ -1,7 +1,7 @@
 """The waiting jobs of one model, and whose turn it is."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 
 from sortedcontainers import SortedDict
@@ -69,17 +69,19 @@ class Lanes:
         self._num_passed = 0
         self._requeued = PrefixOrder(fleet.open_ids(), tokens_per_hash)
         self._num_jobs = [0] * NUM_CLASSES
+        # Of all jobs, and of those that were given back: asked for in every decision.
         self._count = 0
+        self._num_requeued = 0
         #: Prompt tokens that wait in each class, shared ones included.
         self.tokens = [0] * NUM_CLASSES
 
     def __len__(self) -> int:
-        return len(self._requeued) + self._count
+        return self._count
 
     @property
     def num_requeued(self) -> int:
         """How many jobs wait that were given back."""
-        return len(self._requeued)
+        return self._num_requeued
 
     @property
     def has_urgent(self) -> bool:
@@ -107,12 +109,15 @@ class Lanes:
 
     def num_jobs(self, rank: int) -> int:
         """Return how many jobs wait in a class, in the first those given back as well."""
-        return self._num_jobs[rank] + (0 if rank else len(self._requeued))
+        return self._num_jobs[rank] + (0 if rank else self._num_requeued)
 
     def add(self, job: WaitingJob, now: float) -> str | None:
         """Let a job wait; returns the worker that may take it next, if that is known."""
         if job.attempts:
-            return self._requeued.add(job)
+            worker_id = self._requeued.add(job)
+            self._num_requeued += 1
+            self._count += 1
+            return worker_id
         rank = class_of(job.priority)
         if job.priority not in self._lines:
             made = self._lines[job.priority] = self._make_line(rank)
@@ -132,6 +137,7 @@ class Lanes:
         """Take a job out; raises ``KeyError``."""
         if job.attempts:
             self._requeued.remove(job.job_id)
+            self._requeued_left()
             return
         self._lines[job.priority].remove(job)
         self._left(job)
@@ -143,6 +149,7 @@ class Lanes:
         """
         if job.attempts:
             self._requeued.take(job, worker_id)
+            self._requeued_left()
             return False
         rank = class_of(job.priority)
         risen = self._risen(self._head, now)
@@ -162,7 +169,7 @@ class Lanes:
 
     def next_for(self, worker_id: str, now: float, yields: Yields) -> WaitingJob | None:
         """Return a worker's next job; with ``yields``, of another's share if it has none."""
-        if len(self._requeued):
+        if self._num_requeued:
             job = self._requeued.peek(worker_id)
             if job is None and yields and self._requeued.claim_range(worker_id, yields):
                 job = self._requeued.peek(worker_id)
@@ -210,23 +217,17 @@ class Lanes:
             line.release(worker_id, now)
 
     def _next_of(self, rank: int, worker_id: str, now: float, yields: Yields) -> WaitingJob | None:
-        for line in self._lines_of(rank, now):
-            job = line.next_for(worker_id, now, yields)
-            if job is not None:
-                return job
-        return None
-
-    def _lines_of(self, rank: int, now: float) -> Iterator[TenantLine]:
-        self._head = self._first_of(rank)
+        lines = self._by_rank[rank]
+        self._head = next(priority for priority, line in lines if line)
         if self._num_passed >= MAX_PASSED:
             risen = self._risen(self._head, now)
-            if risen is not None:
-                yield self._lines[risen]
-        yield from (line for _, line in self._by_rank[rank] if line)
-
-    def _first_of(self, rank: int) -> int:
-        """The integer that goes first in a class that has jobs."""
-        return next(priority for priority, line in self._by_rank[rank] if line)
+            line: TenantLine | None = None if risen is None else self._lines[risen]
+            if line is not None and (job := line.next_for(worker_id, now, yields)) is not None:
+                return job
+        for _, line in lines:
+            if line and (job := line.next_for(worker_id, now, yields)) is not None:
+                return job
+        return None
 
     def _risen(self, priority: int, now: float) -> int | None:
         """The priority that is to get a turn although another one is ahead of it."""
@@ -243,6 +244,10 @@ class Lanes:
             return False
         limit = self._settings.scan_seconds[rank]
         return self.tokens[rank] <= limit * self._fleet.tokens_per_second
+
+    def _requeued_left(self) -> None:
+        self._num_requeued -= 1
+        self._count -= 1
 
     def _left(self, job: WaitingJob) -> None:
         rank = class_of(job.priority)

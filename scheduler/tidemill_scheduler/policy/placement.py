@@ -1,7 +1,6 @@
 """Which of a model's workers takes which of its waiting jobs."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -23,8 +22,7 @@ class Dispatch(NamedTuple):
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """Now, and since when a worker must have been heard of to get jobs, and not as the last one."""
 
     now: float

@@ -9,7 +9,6 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection
 from functools import partial
 from heapq import nlargest
-from operator import attrgetter
 
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_scheduler.jobs import WaitingJob
@@ -131,6 +130,10 @@ class PrefixOrder:
 
     def peek(self, worker_id: str) -> WaitingJob | None:
         """Return the next job in the worker's own range."""
+        key_range = self._ranges.held_by(worker_id)
+        # In every decision, and nearly always all is known.
+        if key_range and key_range.owner and key_range.head:
+            return key_range.head
         if not self._current:
             self._begin_epoch(worker_id)
         key_range = self._own_range(worker_id)
@@ -149,13 +152,18 @@ class PrefixOrder:
         """
         if self.peek(worker_id) is not None:
             return True
-        others = [r for r in self._ranges if r.count and (at_any_cost or not self._is_kept(r))]
-        if free := [key_range for key_range in others if key_range.is_free]:
-            self._ranges.assign(max(free, key=attrgetter("work")), worker_id)
+        others = [
+            # Each with the work of one of its workers; the order breaks ties.
+            (r.work / (len(r.team) or 1), -number, r)
+            for number, r in enumerate(self._ranges)
+            if r.count and (not r.is_whole or at_any_cost or not self._is_kept(r))
+        ]
+        if free := [entry for entry in others if entry[2].is_free]:
+            self._ranges.assign(max(free)[2], worker_id)
             return True
-        victims = nlargest(MAX_VICTIMS, others, key=attrgetter("share"))
         keeps = _never if at_any_cost else partial(self._keeps, yields=yields)
-        return any(self._take_from(victim, worker_id, keeps) for victim in victims)
+        victims = nlargest(MAX_VICTIMS, others)
+        return any(self._take_from(victim, worker_id, keeps) for _, _, victim in victims)
 
     def release(self, worker_id: str) -> None:
         """Forget a worker; its range is anyone's."""

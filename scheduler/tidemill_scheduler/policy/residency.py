@@ -62,8 +62,10 @@ class Residency:
             return False
         if events.seq == cache.seq + 1:
             self._see(cache)
-            self._resident.add(cache.store(split_key(events.stored)), cache.bit)
-            self._resident.discard(cache.evict(split_key(events.evicted)), cache.bit)
+            if events.stored:
+                self._resident.add(cache.store(split_key(events.stored)), cache.bit)
+            if events.evicted:
+                self._resident.discard(cache.evict(split_key(events.evicted)), cache.bit)
             cache.seq = events.seq
         return True
 

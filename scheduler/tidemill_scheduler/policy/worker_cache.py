@@ -75,7 +75,11 @@ class WorkerCache:
 
     def depth(self, key: bytes, near: int | None = None) -> int:
         """Return how many leading hashes of ``key`` are there or on their way."""
-        position = bisect_left(self.in_flight, key)
-        neighbours = self.in_flight[max(0, position - 1) : position + 1]
-        shared = max((shared_depth(key, other) for other in neighbours), default=0)
-        return depth_within(key, self.resident, shared, near)
+        in_flight, shared = self.in_flight, 0
+        position = bisect_left(in_flight, key)
+        if position < len(in_flight):
+            shared = shared_depth(key, in_flight[position])
+        if position:
+            shared = max(shared, shared_depth(key, in_flight[position - 1], shared))
+        # Mostly a cache holds no more of a key than the nearest of the jobs that bring it.
+        return depth_within(key, self.resident, shared, shared if near is None else near)

@@ -36,5 +36,5 @@ class Events:
         self.now = now = heap[0][0]
         while heap and heap[0][0] == now:
             _, _, handler, what = heappop(heap)
-            handler(what)
             self.num_handled += 1
+            handler(what)

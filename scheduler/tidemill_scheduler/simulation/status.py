@@ -16,6 +16,14 @@ class SimFinished(NamedTuple):
     prompt_tokens: int = 0
 
 
+class SimKvEvents(NamedTuple):
+    """What ``KvEvents`` has."""
+
+    seq: int
+    stored: bytes
+    evicted: bytes
+
+
 @dataclass(slots=True)
 class SimStatus:
     """What ``WorkerStatus`` has, without the validation that a hundred million steps cannot pay."""

@@ -12,7 +12,7 @@ from tidemill_scheduler.simulation.cluster import Cluster
 from tidemill_scheduler.simulation.decoding import DecodeBatch
 from tidemill_scheduler.simulation.kv_cache import KvCache
 from tidemill_scheduler.simulation.sequence import Sequence
-from tidemill_scheduler.simulation.status import SimFinished, SimStatus
+from tidemill_scheduler.simulation.status import SimFinished, SimKvEvents, SimStatus
 from tidemill_scheduler.simulation.workload import pack_key
 
 #: Classes of priority: interactive, standard, batch.
@@ -144,16 +144,19 @@ class SimWorker:
             told = [SimFinished(s.job_id, s.hit_tokens, s.output_tokens) for s in self._finished]
             finished = cast(tuple[FinishedSequence, ...], tuple(told))
             self._finished.clear()
-        partial_tokens = 0
+        waiting_tokens = 0
         for partial in self._partials:
             if partial is not None:
-                partial_tokens += partial.num_left
+                waiting_tokens += partial.num_left
         interactive, standard, batch = self._queues
+        num_waiting = len(interactive) + len(standard) + len(batch)
+        if num_waiting:
+            waiting_tokens += self._count_queued_tokens()
         return SimStatus(
             self._last_command,
             self._num_running,
-            len(interactive) + len(standard) + len(batch),
-            self._count_queued_tokens() + partial_tokens,
+            num_waiting,
+            waiting_tokens,
             self.cache.num_free,
             self._seconds / self._steps if self._steps else 0.0,
             self.prompt_tokens,
@@ -170,9 +173,8 @@ class SimWorker:
         if not stored and not evicted:
             return None
         self._kv_seq += 1
-        return KvEvents.model_construct(
-            seq=self._kv_seq, stored=pack_key(stored), evicted=pack_key(evicted)
-        )
+        events = SimKvEvents(self._kv_seq, pack_key(stored), pack_key(evicted))
+        return cast(KvEvents, events)
 
     def kv_snapshot(self) -> KvSnapshot:
         """Return all that is in the cache."""
@@ -181,16 +183,19 @@ class SimWorker:
     def _plan(self) -> None:
         self._chunks, self._is_blocked = [], False
         self._decoding.resume()
-        if self._queues[0] or self._partials[0] is not None:
+        is_urgent = bool(self._queues[0]) or self._partials[0] is not None
+        if is_urgent:
             self._decoding.pause(self._cluster.max_paused_steps)
         self._open_step()
-        self._plan_class(0)
+        if is_urgent:
+            self._plan_class(0)
         if self._decoding.is_paused and not self._chunks:
             # Whom the batch class was to make way for has no room: perhaps until that ends.
             self._decoding.resume()
             self._open_step()
         for priority_class in _CLASSES[1:]:
-            self._plan_class(priority_class)
+            if self._queues[priority_class] or self._partials[priority_class] is not None:
+                self._plan_class(priority_class)
 
     def _open_step(self) -> None:
         self._budget = self._cluster.step_tokens - self._decoding.count
