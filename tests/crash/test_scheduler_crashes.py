@@ -9,11 +9,16 @@ from crash import points
 from support.actors import Actor
 from support.crash_stage import NUM_JOBS, SLOW_SECONDS, CrashStage
 from support.measured import MEASURED
-from support.recorder import plan_jobs
+from support.recorder import PlannedJob, plan_jobs
 from support.shard import KEYS
+from tidemill.protocol.codec import decode
+from tidemill.protocol.messages import JobResult
 from tidemill.service.runtime import CRASH_STATUS
 
 Measure = Callable[[str, object], None]
+
+#: A lease of workers so long that none counts as silent because it has had nothing to do.
+PATIENT_SECONDS = 60.0
 
 
 def failover(stage: CrashStage, victim: Actor, measure: Measure, name: str) -> None:
@@ -144,3 +149,48 @@ def test_scheduler_paused_past_its_lease_has_no_say_any_more(stage: CrashStage) 
 
     stage.wait(lambda: "starts over" in stale.log, "the stale leader steps down")
     stage.judge(jobs)
+
+
+def test_scheduler_is_killed_while_caches_change_and_the_next_one_knows_what_they_hold(
+    stage: CrashStage, record_property: Measure
+) -> None:
+    # Each prompt has three routing hashes when the leader dies; with its output it has four.
+    first = [
+        PlannedJob(f"first-{number}", tuple(range(100 * number, 100 * number + 48)))
+        for number in range(6)
+    ]
+    second = [
+        PlannedJob(f"second-{number}", (*job.prompt, *job.oracle, 7), num_tokens=4)
+        for number, job in enumerate(first)
+    ]
+    for _ in range(2):
+        stage.worker(step_seconds=SLOW_SECONDS, knows_costs=True)
+    victim = stage.leader(lease_seconds=PATIENT_SECONDS)
+    stage.scheduler(lease_seconds=PATIENT_SECONDS)
+    producer = stage.producer(first)
+    stage.wait_for_tokens(3, num_jobs=len(first))
+    victim.kill()
+
+    failover(stage, victim, record_property, "SIGKILL beside changing caches")
+    stage.expect_success(producer)
+    # One after the other, so that no load speaks for a worker, and not in turns.
+    for job in (*second[::2], *second[1::2]):
+        stage.expect_success(stage.producer([job]))
+
+    ids = stage.judge([*first, *second])
+    homes = [worker_of(stage, ids[job.key]) for job in first]
+    assert len(set(homes)) == 2
+    assert [worker_of(stage, ids[job.key]) for job in second] == homes
+    # The last token of an output is chosen and not computed: 67 are, in blocks of four.
+    assert [cached_tokens(stage, ids[job.key]) for job in second] == [64] * len(second)
+
+
+def worker_of(stage: CrashStage, job_id: str) -> bytes | None:
+    """Return the id of the worker that ran a job last."""
+    return stage.client.hget(KEYS.job(job_id), "w")
+
+
+def cached_tokens(stage: CrashStage, job_id: str) -> int:
+    """Return how many tokens of a job's prompt its worker did not have to compute."""
+    stored = stage.client.hget(KEYS.job(job_id), "res")
+    return decode(stored, JobResult).end.usage.cached_tokens

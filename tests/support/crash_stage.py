@@ -33,18 +33,22 @@ class CrashStage:
     troupe: Troupe
     records: list[Path] = field(default_factory=list)
 
-    def scheduler(self, *, crash_at: str = "", url: str = "") -> Actor:
+    def scheduler(
+        self, *, crash_at: str = "", url: str = "", lease_seconds: float = LEASE_SECONDS
+    ) -> Actor:
         """A daemon; the first one leads, the next one is its standby."""
-        arguments = ["--redis-url", url or self.url, "--lease-seconds", str(LEASE_SECONDS)]
+        arguments = ["--redis-url", url or self.url, "--lease-seconds", str(lease_seconds)]
         arguments += ["--leader-lease-seconds", str(LEADER_LEASE_SECONDS)]
         return self.troupe.start(
             "tidemill_scheduler.__main__:main", arguments, crash_at=crash_at, name="scheduler"
         )
 
-    def leader(self, *, crash_at: str = "", url: str = "") -> Actor:
+    def leader(
+        self, *, crash_at: str = "", url: str = "", lease_seconds: float = LEASE_SECONDS
+    ) -> Actor:
         """A daemon that leads already."""
         epoch = self.epoch
-        scheduler = self.scheduler(crash_at=crash_at, url=url)
+        scheduler = self.scheduler(crash_at=crash_at, url=url, lease_seconds=lease_seconds)
         self.wait_for_epoch(epoch + 1)
         return scheduler
 
@@ -55,6 +59,7 @@ class CrashStage:
         url: str = "",
         step_seconds: float = 0.005,
         poison: Sequence[int] = (),
+        knows_costs: bool = False,
     ) -> Actor:
         """A worker that takes jobs already."""
         worker = self.troupe.start(
@@ -62,6 +67,7 @@ class CrashStage:
             url or self.url,
             step_seconds,
             tuple(poison),
+            knows_costs,
             crash_at=crash_at,
             name="worker",
         )

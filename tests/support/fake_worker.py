@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterable
 
 from support.worker_rig import FAST, PacedRunner, Rig
+from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill.service.redis import connect
 from tidemill.service.runtime import Drain
+from tidemill_gpuworker.cost_learner import CostLearner
 from tidemill_gpuworker.step_plan import StepPlan
 
 #: What a step of the pretended model takes, so that a test can act in mid-stream.
@@ -29,10 +31,27 @@ class SlowRunner(PacedRunner):
         return super().execute(plan)
 
 
-def main(url: str, step_seconds: float = _STEP_SECONDS, poison: Iterable[int] = ()) -> int:
+class SettledLearner(CostLearner):
+    """Knows what steps cost, and does not believe what they take here: the same with any tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fitted = StepCost()
+
+    def observe(self, step: StepFeatures) -> None:
+        """Learn nothing."""
+
+
+def main(
+    url: str,
+    step_seconds: float = _STEP_SECONDS,
+    poison: Iterable[int] = (),
+    knows_costs: bool = False,
+) -> int:
     """Serve until drained; prints the worker's id once it takes jobs.
 
-    Steps fail that have a token of ``poison`` in a prompt.
+    Steps fail that have a token of ``poison`` in a prompt.  The scheduler is told what steps take,
+    or, with ``knows_costs``, what those of a real model might.
     """
     runner = SlowRunner(step_seconds)
     runner.poison.update(poison)
@@ -40,6 +59,8 @@ def main(url: str, step_seconds: float = _STEP_SECONDS, poison: Iterable[int] = 
     with connect(url) as client, Drain() as drain:
         config: dict[str, object] = {"lease_seconds": 1.0, "beat_seconds": 0.2, "policy": FAST}
         rig = Rig(client, url, epoch=0, runner=runner, config=config)
+        if knows_costs:
+            rig.engine.learner = SettledLearner()
         done = rig.process.run(drain, on_ready=lambda: print(rig.worker_id, flush=True))
     return 0 if done else 1
 
