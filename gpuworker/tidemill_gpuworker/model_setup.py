@@ -6,18 +6,20 @@ from collections.abc import Callable
 
 import torch
 
-from tidemill.protocol.codec import WIRE_VERSION
-from tidemill.protocol.errors import DamagedModel
+from tidemill.protocol.codec import MAX_MESSAGE_BYTES, WIRE_VERSION
+from tidemill.protocol.errors import ConfigError, DamagedModel
 from tidemill.protocol.ids import new_worker_id
 from tidemill.protocol.messages import ModelCard, WorkerInfo
+from tidemill.protocol.sampling import ALL_LOGPROBS
 from tidemill.protocol.step_cost import StepFeatures
+from tidemill.service.sampling_check import LOGPROB_BYTES
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.engine import Engine
 from tidemill_gpuworker.kv_cache import available_bytes
 from tidemill_gpuworker.model_runner import ModelRunner
 from tidemill_gpuworker.output_processor import OutputProcessor
-from tidemill_gpuworker.sampler import Sampler
+from tidemill_gpuworker.sampler import LogprobsMode, Sampler
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.served_model import ServedModel
 from tidemill_gpuworker.step_config import StepConfig
@@ -31,6 +33,9 @@ _CPU_CACHE_SHARE = 0.25
 
 _CPU_STEP_TOKENS = 512
 _GPU_STEP_TOKENS = 2048
+
+#: What a chunk of one token takes on the wire beside its logprobs, with room to spare.
+_CHUNK_BYTES = 4096
 
 
 def load_model(
@@ -55,6 +60,7 @@ def load_model(
         num_threads=config.num_threads,
     )
     _check_eos(config, runner, tokenizer)
+    _check_max_logprobs(config.max_logprobs, runner.model_config.vocab_size)
     step_config = _step_config(config, device, runner.max_model_len)
     runner.warm_up()
     return ServedModel(
@@ -88,6 +94,16 @@ def _check_eos(config: WorkerConfig, runner: ModelRunner, tokenizer: Tokenizer) 
             f"{config.model_dir}: eos_token_id {strange[0]} is outside the vocabulary of"
             f" {vocab_size}",
             fix="Fetch the model again; tokenizer and weights must be of the same model.",
+        )
+
+
+def _check_max_logprobs(max_logprobs: int, vocab_size: int) -> None:
+    most = vocab_size if max_logprobs == ALL_LOGPROBS else min(max_logprobs, vocab_size)
+    limit = (MAX_MESSAGE_BYTES - _CHUNK_BYTES) // LOGPROB_BYTES
+    if most > limit:
+        raise ConfigError(
+            f"max_logprobs: those of {most} tokens do not fit in a message of the wire",
+            fix=f"Set --max-logprobs to {limit} or fewer.",
         )
 
 
@@ -125,7 +141,11 @@ def _engine(
             num_published_chars=seq.num_published_chars,
         )
 
-    sampler = Sampler(tokenizer.eos_token_ids, gumbel_argmax=runner.backend.gumbel_argmax)
+    sampler = Sampler(
+        tokenizer.eos_token_ids,
+        gumbel_argmax=runner.backend.gumbel_argmax,
+        logprobs_mode=LogprobsMode(config.logprobs_mode),
+    )
     scheduler = StepScheduler(step_config, blocks)
     return Engine(runner, sampler, scheduler, make_processor, on_step=on_step)
 
@@ -139,6 +159,7 @@ def _card(config: WorkerConfig, runner: ModelRunner, tokenizer: Tokenizer) -> Mo
         vocab_size=runner.model_config.vocab_size,
         block_size=config.block_size,
         eos_token_ids=tokenizer.eos_token_ids,
+        max_logprobs=config.max_logprobs,
     )
 
 

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE
+from tidemill.protocol.sampling import ALL_LOGPROBS, DEFAULT_MAX_LOGPROBS
 from tidemill.service.config import ServiceConfig
 
 _DESCRIPTION = """\
@@ -42,6 +43,8 @@ class WorkerConfig:
     long_prefill_token_threshold: int = 0
     tpot_slo_ms: float = 0.0
     max_model_len: int | None = None
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
+    logprobs_mode: str = "raw_logprobs"
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     gpu_memory_utilization: float = 0.9
@@ -88,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_options(parser.add_argument_group("model"))
     _add_cache_options(parser.add_argument_group("KV cache"))
     _add_step_options(parser.add_argument_group("engine step"))
+    _add_sampling_options(parser.add_argument_group("sampling"))
     _add_process_options(parser.add_argument_group("process"))
     return parser
 
@@ -113,6 +117,22 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         type=_count,
         metavar="TOKENS",
         help="longest prompt and output together (the model's own limit)",
+    )
+
+
+def _add_sampling_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-logprobs",
+        type=_num_logprobs,
+        default=DEFAULT_MAX_LOGPROBS,
+        metavar="N",
+        help="most logprobs that jobs may ask for of each position; -1 for no limit (%(default)s)",
+    )
+    group.add_argument(
+        "--logprobs-mode",
+        choices=("raw_logprobs", "processed_logprobs"),
+        default="raw_logprobs",
+        help="of the model's logits, or after penalties, temperature and filters (%(default)s)",
     )
 
 
@@ -243,6 +263,13 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def _num_logprobs(text: str) -> int:
+    value = int(text)
+    if value < ALL_LOGPROBS:
+        raise argparse.ArgumentTypeError(f"{text} is neither a number of logprobs nor -1")
     return value
 
 
