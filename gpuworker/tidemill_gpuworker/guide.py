@@ -16,6 +16,10 @@ class Guide(Protocol):
     def is_ready(self) -> bool:
         """Whether the constraint is compiled; before that its sequence cannot be sampled."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the output is complete and EOS tokens alone may come, ``min_tokens`` or not."""
+
     def fill_mask(self, row: torch.Tensor) -> None:
         """Write which tokens may come next.
 

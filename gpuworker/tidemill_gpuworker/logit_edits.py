@@ -54,7 +54,8 @@ def forbid(logits: torch.Tensor, edited: Several[Edited]) -> None:
     columns: list[int] = []
     for place, row, state in edited:
         forbidden = [*_last_of_bad_words(row)]
-        if len(row.output_ids) < state.min_tokens:
+        has_ended = row.guide is not None and row.guide.has_ended
+        if len(row.output_ids) < state.min_tokens and not has_ended:
             forbidden += state.stop_ids
         places += [place] * len(forbidden)
         columns += forbidden

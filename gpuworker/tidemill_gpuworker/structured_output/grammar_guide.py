@@ -21,6 +21,11 @@ class GrammarGuide:
         self._field = field
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the text is complete and cannot go on."""
+        return self._matcher.is_stopped()
+
+    @property
     def is_complete(self) -> bool:
         """Whether the text so far is one that the grammar accepts."""
         return self._matcher.is_accepting()

@@ -40,7 +40,7 @@ def grammar_of(structured: StructuredOutput) -> str:
     """Return the grammar in llguidance's notation; raises ``InvalidRequest``."""
     match structured.constraint:
         case "json_schema":
-            return _json_grammar(structured.json_schema or "", is_strict=structured.strict)
+            return _schema_grammar(structured)
         case "json_object":
             return _json_grammar('{"type":"object"}', is_strict=True)
         case "regex":
@@ -76,6 +76,16 @@ def refusal(structured: StructuredOutput, complaint: str) -> InvalidRequest:
 @lru_cache(_MAX_CHECKED)
 def _complaint(structured: StructuredOutput) -> str:
     return LLMatcher.validate_grammar(grammar_of(structured), limits=limits())
+
+
+def _schema_grammar(structured: StructuredOutput) -> str:
+    schema = (structured.json_schema or "").strip()
+    if schema == "false":
+        raise refusal(structured, "no value satisfies it")
+    try:
+        return _json_grammar("{}" if schema == "true" else schema, is_strict=structured.strict)
+    except ValueError as error:
+        raise refusal(structured, str(error)) from error
 
 
 def _json_grammar(schema: str, *, is_strict: bool) -> str:
