@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tidemill.protocol.messages import KvEvents, KvSnapshot
-from tidemill_gpuworker.block_manager import BlockManager
+from tidemill_gpuworker.kind_work import CacheView
 
 #: A snapshot comes with the first batch of events and then with every so many entries, so that
 #: the stream, which is cut at a thousand, always holds all batches since the last one, and so
@@ -22,7 +22,7 @@ class CacheNews:
 class CacheObserver:
     """Decides what the next entry of the status stream tells of the cache."""
 
-    def __init__(self, blocks: BlockManager) -> None:
+    def __init__(self, blocks: CacheView) -> None:
         self._blocks = blocks
         self._num_entries = 0
 

@@ -16,8 +16,10 @@ from tidemill.protocol.functions import Call
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import GenerateRequest, ModelCard, TokenChunk
 from tidemill.protocol.prefix import ExtraKeys
+from tidemill.protocol.requests import Request, decode_request
 from tidemill.protocol.sampling import MAX_SEED
 from tidemill.protocol.states import JobState
+from tidemill.service.job_inputs import check_kind
 from tidemill.service.prompt import extra_keys, tokenize, validate
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker import metrics
@@ -25,6 +27,7 @@ from tidemill_gpuworker.bad_words import tokenize_bad_words
 from tidemill_gpuworker.commands import Command
 from tidemill_gpuworker.failures import Failure, failure_of
 from tidemill_gpuworker.jobs import Job
+from tidemill_gpuworker.kind_work import KindClaim, KindWork
 from tidemill_gpuworker.outbox import MAX_JOBS_PER_CALL
 from tidemill_gpuworker.work_clock import WorkClock
 
@@ -83,6 +86,8 @@ class ClaimLoader:
         card: ModelCard,
         tokenizer: Tokenizer,
         clock: WorkClock,
+        *,
+        kinds: KindWork | None = None,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -90,8 +95,9 @@ class ClaimLoader:
         self._card = card
         self._tokenizer = tokenizer
         self._clock = clock
+        self._kinds = kinds
 
-    def load(self, commands: Sequence[Command]) -> list[Claim | Refusal | None]:
+    def load(self, commands: Sequence[Command]) -> list[Claim | KindClaim | Refusal | None]:
         """One result per run command: None if that attempt is over already.
 
         Raises what redis-py raises when the server is away; the same commands may be loaded again.
@@ -141,12 +147,14 @@ class ClaimLoader:
             replies = pipe.execute()
         return [[fields[b"d"] for _, fields in log if b"d" in fields] for log in replies]
 
-    def _claim(self, job_id: str, stored: _StoredJob, log: Sequence[bytes]) -> Claim | Refusal:
+    def _claim(
+        self, job_id: str, stored: _StoredJob, log: Sequence[bytes]
+    ) -> Claim | KindClaim | Refusal:
         written: tuple[TokenChunk, ...] = ()
         job = stored.as_job()
         try:
             with self._clock.working():
-                request = decode(stored.request, GenerateRequest)
+                request = decode_request(stored.request)
                 job = stored.as_job(stream=request.stream)
                 written = _read_log(job_id, log, stored.num_tokens)
                 return self._prepare(job, request, stored.salt, written)
@@ -158,12 +166,15 @@ class ClaimLoader:
             return Refusal(job, failure_of(error, "the prompt cannot be prepared"), written)
 
     def _prepare(
-        self, job: Job, request: GenerateRequest, salt: bytes, written: tuple[TokenChunk, ...]
-    ) -> Claim:
+        self, job: Job, request: Request, salt: bytes, written: tuple[TokenChunk, ...]
+    ) -> Claim | KindClaim:
         if request.model != self._card.name:
             raise InvalidRequest(
                 f"model: {request.model!r} came to a worker of {self._card.name!r}", field="model"
             )
+        check_kind(request, self._card)
+        if not isinstance(request, GenerateRequest):
+            return self._prepare_kind(job, request, written)
         prompt_ids = tokenize(request, self._tokenizer)
         validate(request, len(prompt_ids), self._card)
         return Claim(
@@ -177,6 +188,12 @@ class ClaimLoader:
             ),
             written=written,
         )
+
+    def _prepare_kind(
+        self, job: Job, request: Request, written: tuple[TokenChunk, ...]
+    ) -> KindClaim:
+        assert self._kinds is not None, "a model of another task than generate has its kinds"
+        return KindClaim(job, request, self._kinds.prepare(request), written)
 
 
 def seed_of(job_id: str, request: GenerateRequest) -> int:

@@ -79,6 +79,7 @@ class StepOutput:
     text: str
     finish: Finish | None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    outcome: None = None
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tidemill_gpuworker.claims import Claim, Refusal
 from tidemill_gpuworker.jobs import Job
+from tidemill_gpuworker.kind_work import KindClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,7 @@ class Claimed:
     """A job to run, or one to refuse; ``claim`` is None if it was not ours any more."""
 
     command_id: str
-    claim: Claim | Refusal | None
+    claim: Claim | KindClaim | Refusal | None
 
 
 @dataclass(frozen=True, slots=True)

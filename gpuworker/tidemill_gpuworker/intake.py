@@ -9,6 +9,7 @@ from tidemill_gpuworker.claims import Claim, ClaimLoader, Refusal
 from tidemill_gpuworker.commands import Command
 from tidemill_gpuworker.inbox import Cancelled, Claimed, DrainAsked, Hinted, Inbox, Message
 from tidemill_gpuworker.jobs import JobTable
+from tidemill_gpuworker.kind_work import KindClaim
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Intake:
             else:
                 self._inbox.put(_other(command))
 
-    def _claimed(self, command: Command, claim: Claim | Refusal | None) -> Claimed:
+    def _claimed(self, command: Command, claim: Claim | KindClaim | Refusal | None) -> Claimed:
         if claim is None:
             _log.info("%s: attempt %d is over already", command.job_id, command.fence)
         else:

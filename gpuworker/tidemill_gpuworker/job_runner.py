@@ -12,11 +12,11 @@ from tidemill.protocol.states import FinishReason, JobState
 from tidemill.protocol.structured import StructuredOutput
 from tidemill_gpuworker import metrics
 from tidemill_gpuworker.claims import Claim, Refusal
-from tidemill_gpuworker.engine import Engine, StepOutput
-from tidemill_gpuworker.engine_probe import probe
+from tidemill_gpuworker.engine_probe import probe, smallest_sequence
 from tidemill_gpuworker.failures import Failure, failure_of
 from tidemill_gpuworker.isolation import Isolation
 from tidemill_gpuworker.jobs import Job
+from tidemill_gpuworker.kind_work import JobEngine, KindClaim, KindWork, Work, WorkOutput
 from tidemill_gpuworker.outbox import Generated, Update
 from tidemill_gpuworker.publisher import Publisher
 from tidemill_gpuworker.scored_prompt import ScoredPrompt
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Running:
-    claim: Claim
+    claim: Claim | KindClaim
     claimed_at: float
     has_token: bool = False
     grammar: Compilation | None = None
@@ -46,15 +46,17 @@ class JobRunner:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: JobEngine,
         publisher: Publisher,
         give_back: Callable[[Job, str], None],
         *,
         grammars: GrammarDesk | None = None,
+        kinds: KindWork | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._grammars = grammars or GrammarDesk(None)
+        self._kinds = kinds
         self._publisher = publisher
         self._give_back = give_back
         self._clock = clock
@@ -90,7 +92,7 @@ class JobRunner:
         departed, self._departed = self._departed, []
         return tuple(departed)
 
-    def admit(self, claim: Claim) -> None:
+    def admit(self, claim: Claim | KindClaim) -> None:
         """Run a job; an older attempt of the same job is dropped."""
         self._remove(claim.job.job_id)
         self._publisher.open(claim.job, claim.written)
@@ -98,7 +100,8 @@ class JobRunner:
         metrics.CLAIMED_JOBS.inc()
         if claim.written:
             metrics.RESUMED_JOBS.inc()
-        if claim.request.structured is None or self._has_grammar(claim, claim.request.structured):
+        structured = None if isinstance(claim, KindClaim) else claim.request.structured
+        if structured is None or self._has_grammar(claim, structured):
             self._let_in(claim.job.job_id)
 
     def refuse(self, refusal: Refusal) -> None:
@@ -130,7 +133,7 @@ class JobRunner:
         self._isolation.step_worked({output.seq.seq_id for output in outputs})
         self._publisher.publish([self._update(output) for output in outputs])
 
-    def _update(self, output: StepOutput) -> Update:
+    def _update(self, output: WorkOutput) -> Update:
         job_id = output.seq.seq_id
         self._note_first_token(job_id, output)
         end, prompt = None, None
@@ -146,15 +149,23 @@ class JobRunner:
             self._running.pop(job_id, None)
             self._in_engine.pop(job_id, None)
             self._depart(job_id, output.seq)
-        return Update(job_id, output.new_ids, output.text, end, output.logprobs, prompt)
+        return Update(
+            job_id,
+            output.new_ids,
+            output.text,
+            end,
+            output.logprobs,
+            prompt,
+            output.outcome,
+        )
 
-    def _note_first_token(self, job_id: str, output: StepOutput) -> None:
+    def _note_first_token(self, job_id: str, output: WorkOutput) -> None:
         running = self._running.get(job_id)
         if running is not None and output.new_ids and not running.has_token:
             running.has_token = True
             metrics.FIRST_TOKEN_SECONDS.observe(self._clock() - running.claimed_at)
 
-    def _has_grammar(self, claim: Claim, structured: StructuredOutput) -> bool:
+    def _has_grammar(self, claim: Claim | KindClaim, structured: StructuredOutput) -> bool:
         try:
             grammar = self._grammars.compile(claim.job.job_id, structured)
         except TidemillError as error:
@@ -171,16 +182,14 @@ class JobRunner:
             self._enter(job_id)
 
     def _enter(self, job_id: str) -> None:
-        claim, grammar = self._running[job_id].claim, self._running[job_id].grammar
+        claim = self._running[job_id].claim
         generated = self._publisher.generated(claim.job)
         if generated is None:
             # Lost a moment ago; the message about it is on its way.
             self._depart(job_id, self._remove(job_id))
             return
         try:
-            seq = _sequence(claim, generated)
-            seq.guide = grammar.guide(generated.ids) if grammar else None
-            self._engine.add(seq)
+            self._engine.add(self._work(claim, generated))
             self._in_engine[job_id] = None
         except Exception as error:
             # The outermost frame of one job, as in ``step``: its output cannot be replayed.
@@ -189,19 +198,27 @@ class JobRunner:
             self._remove(job_id)
             self._fail(claim.job, failure_of(error, "the job cannot be started"))
 
-    def _remove(self, job_id: str) -> Sequence | None:
+    def _work(self, claim: Claim | KindClaim, generated: Generated) -> Work:
+        if isinstance(claim, KindClaim):
+            assert self._kinds is not None, "such claims come from the kinds"
+            return self._kinds.start(claim, generated)
+        seq, grammar = _sequence(claim, generated), self._running[claim.job.job_id].grammar
+        seq.guide = grammar.guide(generated.ids) if grammar else None
+        return seq
+
+    def _remove(self, job_id: str) -> Work | None:
         self._running.pop(job_id, None)
         self._isolation.discard(job_id)
         self._grammars.discard(job_id)
         return self._leave(job_id)
 
-    def _leave(self, job_id: str) -> Sequence | None:
+    def _leave(self, job_id: str) -> Work | None:
         if job_id not in self._in_engine:
             return None
         del self._in_engine[job_id]
         return self._engine.abort(job_id)
 
-    def _depart(self, job_id: str, seq: Sequence | None) -> None:
+    def _depart(self, job_id: str, seq: Work | None) -> None:
         self._departed.append(
             FinishedSequence(
                 job_id=job_id,
@@ -223,8 +240,9 @@ class JobRunner:
                 self._enter(job_id)
 
     def _convict(self, job_id: str, error: Exception) -> None:
+        smallest = self._kinds.smallest if self._kinds else smallest_sequence
         # A broken engine proves nothing against the job: it goes back as it came, with the others.
-        if (fault := probe(self._engine)) is not None:
+        if (fault := probe(self._engine, smallest)) is not None:
             self.fault = EngineFailed(
                 f"the engine fails on everything, last with {type(fault).__name__}: {fault}",
                 fix="Start the worker again; look at its device if that does not help.",
@@ -270,13 +288,15 @@ def _sequence(claim: Claim, generated: Generated) -> Sequence:
     )
 
 
-def _scored_prompt(seq: Sequence) -> ScoredPrompt | None:
+def _scored_prompt(seq: Work) -> ScoredPrompt | None:
+    if not isinstance(seq, Sequence):
+        return None
     if seq.params.prompt_logprobs is None or seq.lacks_prompt_logprobs:
         return None
     return ScoredPrompt(tuple(seq.prompt_ids), tuple(seq.prompt_logprobs))
 
 
-def _usage(seq: Sequence) -> Usage:
+def _usage(seq: Work) -> Usage:
     return Usage(
         prompt_tokens=seq.num_prompt_tokens,
         completion_tokens=len(seq.output_ids),

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from tidemill_gpuworker.engine import Engine, EngineFigures
+from tidemill_gpuworker.engine import EngineFigures
+from tidemill_gpuworker.kind_work import JobEngine
 
 _STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -58,7 +59,7 @@ SKIPPED_BEATS = Counter(
 class EngineMeter:
     """Carries an engine's own counts over to the metrics."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: JobEngine) -> None:
         self._engine = engine
         self._seen = EngineFigures()
 

@@ -9,6 +9,7 @@ from operator import itemgetter
 from tidemill.protocol.calls import Written
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import JobEnd, TokenChunk
+from tidemill.protocol.outcomes import Outcome as JobOutcome
 from tidemill.protocol.states import JobState
 from tidemill_gpuworker.alarm import NEVER
 from tidemill_gpuworker.jobs import Job
@@ -47,7 +48,8 @@ class PublishPolicy:
 class Update:
     """What one step brought for one job: tokens, the text that became certain, perhaps the end.
 
-    ``logprobs`` has one entry per token if the job asked for them.  ``prompt`` counts with the end.
+    ``logprobs`` has one entry per token if the job asked for them.  ``prompt`` and
+    ``outcome`` count with the end.
     """
 
     job_id: str
@@ -56,6 +58,7 @@ class Update:
     end: JobEnd | None = None
     logprobs: Sequence[TokenLogprobs] | None = None
     prompt: ScoredPrompt | None = None
+    outcome: JobOutcome | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +75,7 @@ class Outgoing:
     last_sent_at: float | None = None
     end: JobEnd | None = None
     prompt: ScoredPrompt | None = None
+    outcome: JobOutcome | None = None
     num_failures: int = 0
     then: Callable[[], None] | None = None
     log_end: int | None = None
@@ -152,7 +156,7 @@ class Outbox:
         item.buffer.add(update.ids, update.text, update.logprobs)
         self.num_unpublished += len(update.ids)
         if update.end is not None:
-            item.end, item.prompt = update.end, update.prompt
+            item.end, item.prompt, item.outcome = update.end, update.prompt, update.outcome
         if update.end is not None or item.due_at is None:
             self._schedule(item, now)
 

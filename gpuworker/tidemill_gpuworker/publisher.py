@@ -11,12 +11,12 @@ from tidemill.protocol import calls
 from tidemill.protocol.calls import Written
 from tidemill.protocol.functions import Call, run_each
 from tidemill.protocol.keys import ShardKeys
-from tidemill.protocol.messages import TokenChunk
+from tidemill.protocol.messages import JobEnd, JobResult, TokenChunk
 from tidemill.service.runtime import crash_point
 from tidemill_gpuworker import metrics
 from tidemill_gpuworker.alarm import NEVER, Alarm
 from tidemill_gpuworker.jobs import Job, JobTable
-from tidemill_gpuworker.outbox import Generated, Outbox, PublishPolicy, Update, Write
+from tidemill_gpuworker.outbox import Generated, Outbox, Outgoing, PublishPolicy, Update, Write
 
 
 class Publisher:
@@ -162,8 +162,13 @@ class Publisher:
             fence=job.fence,
             worker_id=self._worker_id,
             chunk=write.chunk,
-            result=write.item.buffer.result(write.end, write.chunk, write.item.prompt),
+            result=_result(write.item, write.end, write.chunk),
         )
+
+
+def _result(item: Outgoing, end: JobEnd, chunk: TokenChunk) -> JobResult:
+    result = item.buffer.result(end, chunk, item.prompt)
+    return result.model_copy(update={"outcome": item.outcome}) if item.outcome else result
 
 
 def _per_write(replies: Sequence[Any], writes: Sequence[Write]) -> list[Written | Exception]:

@@ -10,7 +10,6 @@ from tidemill_gpuworker import metrics
 from tidemill_gpuworker.cache_news import CacheObserver
 from tidemill_gpuworker.claims import Claim, Refusal
 from tidemill_gpuworker.commands import BEGIN
-from tidemill_gpuworker.engine import Engine
 from tidemill_gpuworker.inbox import (
     Cancelled,
     Claimed,
@@ -24,6 +23,7 @@ from tidemill_gpuworker.inbox import (
 )
 from tidemill_gpuworker.job_runner import JobRunner
 from tidemill_gpuworker.jobs import Job, JobTable
+from tidemill_gpuworker.kind_work import JobEngine, KindClaim
 from tidemill_gpuworker.publisher import Publisher
 from tidemill_gpuworker.releaser import Releaser
 from tidemill_gpuworker.status import StatusReporter
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class Parts:
     """What the loop works with; each is shared with other threads but the engine and its runner."""
 
-    engine: Engine
+    engine: JobEngine
     runner: JobRunner
     jobs: JobTable
     inbox: Inbox
@@ -140,7 +140,7 @@ class Worker:
             self._error = self._parts.runner.fault
             self._drain(now=True)
 
-    def _claimed(self, claim: Claim | Refusal | None) -> None:
+    def _claimed(self, claim: Claim | KindClaim | Refusal | None) -> None:
         # A job may be lost between its claim and this moment.
         if claim is None or not self._parts.jobs.holds(claim.job):
             return

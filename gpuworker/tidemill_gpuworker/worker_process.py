@@ -102,6 +102,7 @@ class WorkerProcess:
             model.card,
             model.tokenizer,
             self._reader_clock,
+            kinds=model.kinds,
         )
         self._reader = CommandReader(
             self._client,
@@ -192,6 +193,7 @@ class WorkerProcess:
             self._publisher,
             self._releaser.nack,
             grammars=GrammarDesk(model.grammars, wake=lambda: self._inbox.put(Woken())),
+            kinds=model.kinds,
         )
         self._heartbeat = Heartbeat(
             self._beat_client,
