@@ -22,8 +22,20 @@ class Detokenizer:
     valid bytes beside them, which are told here as they came.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
         self._tokenizer = tokenizer
+        # Texts of added tokens, where none may be parted from the one before it.
+        self._joined: dict[int, str] = {}
+        if not (skip_special_tokens or spaces_between_special_tokens):
+            added = tokenizer.raw.get_added_tokens_decoder()
+            self._joined = {token_id: token.content for token_id, token in added.items()}
+        self._last_id: int | None = None
         self._skip_special_tokens = skip_special_tokens
         # Other decoders treat the first token in their own way, so they are shown one before it.
         self._needs_context = not isinstance(tokenizer.raw.decoder, ByteLevel)
@@ -33,6 +45,9 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Take the next id and return the text that is certain now."""
+        last_id, self._last_id = self._last_id, token_id
+        if token_id in self._joined and last_id in self._joined:
+            return self.flush() + self._join(token_id)
         self._pending.append(token_id)
         text = self._decode([*self._context, *self._pending])
         is_whole = not text.endswith(_REPLACEMENT)
@@ -41,6 +56,10 @@ class Detokenizer:
     def flush(self) -> str:
         """Return the text of incomplete characters; nothing can complete them any more."""
         return self._tell(self._decode([*self._context, *self._pending])) if self._pending else ""
+
+    def _join(self, token_id: int) -> str:
+        self._context, self._context_text = [token_id], self._decode([token_id])
+        return self._joined[token_id]
 
     def _tell(self, text: str) -> str:
         if text.startswith(self._context_text):

@@ -7,6 +7,7 @@ from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import FinishReason
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.detokenizer import Detokenizer
+from tidemill_gpuworker.repetition import RepetitionDetector
 from tidemill_gpuworker.stop_checker import Finish, Released, StopChecker, StopStrings
 
 
@@ -50,7 +51,11 @@ class OutputProcessor:
         num_published_chars: int | None = None,
     ) -> None:
         self._include_stop = params.include_stop_str_in_output
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
         self._strings = StopStrings(params.stop, include_in_output=self._include_stop)
         self._checker = StopChecker(
             params,
@@ -58,6 +63,8 @@ class OutputProcessor:
             max_model_len=max_model_len,
             eos_token_ids=tokenizer.eos_token_ids if eos_token_ids is None else eos_token_ids,
         )
+        detection = params.repetition_detection
+        self._repetition = RepetitionDetector(detection) if detection else None
         self._num_published_chars = num_published_chars
         self._num_tokens = 0
         #: Characters still to come that the token log holds already.
@@ -91,6 +98,7 @@ class OutputProcessor:
 
     def _take(self, token_id: int) -> "_Step":
         self._num_tokens += 1
+        is_repetition = self._repetition is not None and self._repetition.push(token_id)
         finish = self._checker.check_token(token_id, self._num_tokens)
         if finish is not None:
             text = self._detokenizer.push(token_id) if self._include_stop else ""
@@ -98,7 +106,7 @@ class OutputProcessor:
         released = self._search(self._detokenizer.push(token_id))
         if released.stop is not None:
             return _Step("", released.text, Finish(FinishReason.STOP, released.stop))
-        finish = self._checker.check_length(self._num_tokens)
+        finish = self._checker.check_length(self._num_tokens, is_repetition=is_repetition)
         if finish is not None:
             return self._end(released.text, "", finish)
         return _Step(released.text)

@@ -9,7 +9,7 @@ from tidemill.protocol.states import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a sequence ended: ``stop`` or ``length``.
+    """Why a sequence ended: ``stop``, ``length`` or ``repetition``.
 
     ``stop_reason`` is the stop string or the stop token id that ended it; None after an EOS token.
     """
@@ -52,10 +52,12 @@ class StopChecker:
         """Whether text that this many tokens bring may end the output; as in vLLM, one later."""
         return num_output_tokens > self._min_tokens
 
-    def check_length(self, num_output_tokens: int) -> Finish | None:
-        """Whether there may be no further token."""
+    def check_length(self, num_output_tokens: int, *, is_repetition: bool = False) -> Finish | None:
+        """Whether there may be no further token, or should be none as it says the same again."""
         if num_output_tokens >= self.max_output_tokens:
             return Finish(FinishReason.LENGTH)
+        if is_repetition and num_output_tokens >= self._min_tokens:
+            return Finish(FinishReason.REPETITION)
         return None
 
 

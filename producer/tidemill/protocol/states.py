@@ -40,6 +40,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"
     CANCELLED = "cancelled"
     ERROR = "error"
     DEADLINE = "deadline"
