@@ -43,6 +43,10 @@ class PagedAttention(Protocol):
         value_cache: torch.Tensor,
         metadata: AttentionMetadata,
         scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Write the attention of `query` into `out`."""
 

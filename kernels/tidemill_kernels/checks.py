@@ -3,6 +3,7 @@
 import torch
 
 from tidemill_kernels.metadata import AttentionMetadata
+from tidemill_kernels.options import AttentionOptions
 
 
 def check_cache_write(
@@ -32,6 +33,7 @@ def check_attention(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     metadata: AttentionMetadata,
+    options: AttentionOptions,
 ) -> None:
     """Raise ValueError unless the arguments of `paged_attention` fit together."""
     _check_caches(key_cache, value_cache)
@@ -45,6 +47,16 @@ def check_attention(
         _check_rows(name, tensor)
     if metadata.block_tables.device != query.device:
         raise ValueError(f"metadata is on {metadata.block_tables.device}, query on {query.device}")
+    _check_sinks(options.sinks, query)
+
+
+def _check_sinks(sinks: torch.Tensor | None, query: torch.Tensor) -> None:
+    if sinks is None:
+        return
+    if sinks.shape != query.shape[1:2] or sinks.dtype != torch.float32:
+        raise ValueError(f"sinks must be float32 [{query.shape[1]}], one per head")
+    if sinks.device != query.device or not sinks.is_contiguous():
+        raise ValueError(f"sinks must be contiguous and on {query.device}")
 
 
 def _check_caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:

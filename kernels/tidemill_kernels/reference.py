@@ -36,6 +36,10 @@ def paged_attention(
     value_cache: torch.Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Softmax attention of every query token over its sequence's cached tokens.
 
@@ -46,31 +50,51 @@ def paged_attention(
         value_cache: like `key_cache`.
         metadata: where each sequence's queries and blocks are.
         scale: multiplies the scores before the softmax.
+        window: a query at position p sees the keys from p - window + 1 on; 0 for all of them.
+        soft_cap: squeezes the scaled scores into (-soft_cap, soft_cap) by a tanh; 0 for none.
+        sinks: [heads], a score per head that takes part in the softmax but has no value.
+
+    Blocks that lie outside the window of every query of their sequence are never read.
     """
     starts = metadata.cu_seqlens_q.tolist()
     for seq, seq_len in enumerate(metadata.seq_lens.tolist()):
         begin, end = starts[seq], starts[seq + 1]
-        keys = _cached_tokens(key_cache, metadata.block_tables[seq], seq_len)
-        values = _cached_tokens(value_cache, metadata.block_tables[seq], seq_len)
+        first = max(0, seq_len - (end - begin) - window + 1) if window else 0
+        keys = _cached_tokens(key_cache, metadata.block_tables[seq], range(first, seq_len))
+        values = _cached_tokens(value_cache, metadata.block_tables[seq], range(first, seq_len))
         for token in range(begin, end):
-            num_visible = seq_len - (end - begin) + (token - begin) + 1
-            out[token] = _attend(query[token], keys[:num_visible], values[:num_visible], scale)
+            stop = seq_len - (end - begin) + (token - begin) + 1 - first
+            seen = slice(max(0, stop - window) if window else 0, stop)
+            out[token] = _attend(query[token], keys[seen], values[seen], scale, soft_cap, sinks)
 
 
-def _cached_tokens(cache: torch.Tensor, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
+def _cached_tokens(
+    cache: torch.Tensor, block_table: torch.Tensor, positions: range
+) -> torch.Tensor:
     block_size = cache.shape[2]
     rows = [
         cache[int(block_table[position // block_size]), :, position % block_size]
-        for position in range(seq_len)
+        for position in positions
     ]
     return torch.stack(rows)
 
 
 def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    soft_cap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     group_size = query.shape[0] // keys.shape[1]
     wide_keys = keys.double().repeat_interleave(group_size, dim=1)
     wide_values = values.double().repeat_interleave(group_size, dim=1)
     scores = torch.einsum("hd,khd->hk", query.double(), wide_keys) * scale
-    return torch.einsum("hk,khd->hd", scores.softmax(dim=-1), wide_values)
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    if sinks is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        weights = torch.cat((scores, sinks.double()[:, None]), dim=-1).softmax(dim=-1)[:, :-1]
+    return torch.einsum("hk,khd->hd", weights, wide_values)

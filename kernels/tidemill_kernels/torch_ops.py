@@ -4,6 +4,7 @@ import torch
 
 from tidemill_kernels.checks import check_attention, check_cache_write
 from tidemill_kernels.metadata import AttentionMetadata
+from tidemill_kernels.options import AttentionOptions
 
 
 def reshape_and_cache(
@@ -30,43 +31,71 @@ def paged_attention(
     value_cache: torch.Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Gather each sequence's blocks and attend in float32; arguments as in `reference`."""
-    check_attention(out, query, key_cache, value_cache, metadata)
+    options = AttentionOptions(window, soft_cap, sinks)
+    check_attention(out, query, key_cache, value_cache, metadata, options)
     starts = metadata.cu_seqlens_q.tolist()
     for seq, seq_len in enumerate(metadata.seq_lens.tolist()):
         rows = slice(starts[seq], starts[seq + 1])
         block_table = metadata.block_tables[seq]
-        keys = _gather(key_cache, block_table, seq_len)
-        values = _gather(value_cache, block_table, seq_len)
-        out[rows] = _attend(query[rows], keys, values, scale)
+        first = options.first_visible(seq_len - (rows.stop - rows.start))
+        keys = _gather(key_cache, block_table, first, seq_len)
+        values = _gather(value_cache, block_table, first, seq_len)
+        out[rows] = _attend(query[rows], keys, values, scale, options)
 
 
-def _gather(cache: torch.Tensor, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
+def _gather(
+    cache: torch.Tensor, block_table: torch.Tensor, first: int, seq_len: int
+) -> torch.Tensor:
     _, kv_heads, block_size, head_dim = cache.shape
-    num_blocks = -(-seq_len // block_size)
-    blocks = cache[block_table[:num_blocks].long()]
-    by_head = blocks.transpose(0, 1).reshape(kv_heads, num_blocks * block_size, head_dim)
-    return by_head[:, :seq_len].float()
+    first_block = first // block_size
+    blocks = cache[block_table[first_block : -(-seq_len // block_size)].long()]
+    by_head = blocks.transpose(0, 1).reshape(kv_heads, -1, head_dim)
+    skipped = first_block * block_size
+    return by_head[:, first - skipped : seq_len - skipped].float()
 
 
 def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    options: AttentionOptions,
 ) -> torch.Tensor:
+    # `keys` end at the last query's position and start at the first that any query sees.
     # Heads that share a KV head become rows of one matrix product: [kv_heads, group * tokens, D].
     num_tokens, num_heads, head_dim = query.shape
     kv_heads, seq_len, _ = keys.shape
     group_size = num_heads // kv_heads
     grouped = query.float().view(num_tokens, kv_heads, group_size, head_dim).permute(1, 2, 0, 3)
     scores = torch.bmm(grouped.reshape(kv_heads, -1, head_dim), keys.transpose(1, 2)) * scale
+    if options.soft_cap:
+        scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
     scores = scores.view(kv_heads, group_size, num_tokens, seq_len)
     if num_tokens > 1:
-        scores.masked_fill_(_future(num_tokens, seq_len, query.device), float("-inf"))
-    weights = scores.softmax(dim=-1).view(kv_heads, -1, seq_len)
+        scores.masked_fill_(_hidden(num_tokens, seq_len, options, query.device), float("-inf"))
+    weights = _softmax(scores, options.sinks).reshape(kv_heads, -1, seq_len)
     mixed = torch.bmm(weights, values).view(kv_heads, group_size, num_tokens, head_dim)
     return mixed.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim).to(query.dtype)
 
 
-def _future(num_tokens: int, seq_len: int, device: torch.device) -> torch.Tensor:
-    positions = torch.arange(seq_len - num_tokens, seq_len, device=device)
-    return torch.arange(seq_len, device=device)[None, :] > positions[:, None]
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    kv_heads, group_size, num_tokens, _ = scores.shape
+    column = sinks.view(kv_heads, group_size, 1, 1).expand(-1, -1, num_tokens, 1)
+    return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
+
+
+def _hidden(
+    num_tokens: int, seq_len: int, options: AttentionOptions, device: torch.device
+) -> torch.Tensor:
+    positions = torch.arange(seq_len - num_tokens, seq_len, device=device)[:, None]
+    keys = torch.arange(seq_len, device=device)[None, :]
+    hidden = keys > positions
+    return hidden | (keys <= positions - options.window) if options.window else hidden

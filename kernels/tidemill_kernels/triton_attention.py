@@ -7,6 +7,7 @@ import torch
 
 from tidemill_kernels.checks import check_attention, check_cache_write
 from tidemill_kernels.metadata import AttentionMetadata
+from tidemill_kernels.options import AttentionOptions
 from tidemill_kernels.triton_cache import cache_write_kernel
 from tidemill_kernels.triton_decode import decode_kernel, reduce_kernel
 from tidemill_kernels.triton_prefill import prefill_kernel
@@ -60,6 +61,10 @@ def paged_attention(
     value_cache: torch.Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Attend over the paged cache; arguments as in `reference`.
 
@@ -69,15 +74,17 @@ def paged_attention(
     Raises:
         ValueError: shapes, dtypes or the block size do not fit.
     """
-    check_attention(out, query, key_cache, value_cache, metadata)
+    options = AttentionOptions(window, soft_cap, sinks)
+    check_attention(out, query, key_cache, value_cache, metadata, options)
     _check_cache(key_cache)
     if not out.dtype == query.dtype == key_cache.dtype:
         raise ValueError(f"out, query and cache must share a dtype, not {query.dtype} and others")
+    tensors = (out, query, key_cache, value_cache)
     if metadata.num_decodes:
-        num_splits = _num_splits(query, key_cache, metadata)
-        decode(out, query, key_cache, value_cache, metadata, scale, num_splits=num_splits)
+        num_splits = _num_splits(query, key_cache, metadata, options)
+        decode(*tensors, metadata, scale, options, num_splits=num_splits)
     if metadata.num_decodes < metadata.num_seqs:
-        prefill(out, query, key_cache, value_cache, metadata, scale)
+        prefill(*tensors, metadata, scale, options)
 
 
 def decode(
@@ -87,6 +94,7 @@ def decode(
     value_cache: torch.Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    options: AttentionOptions,
     *,
     num_splits: int,
 ) -> None:
@@ -98,10 +106,12 @@ def decode(
     partials = _partials(metadata.num_decodes, num_heads, num_splits, dim_padded, query.device)
     decode_kernel[(metadata.num_decodes, kv_heads, num_splits)](
         *(out, *partials, query, key_cache, value_cache),
-        *(metadata.block_tables, metadata.seq_lens, scale * _LOG2_E),
+        *(metadata.block_tables, metadata.seq_lens),
+        *(_sinks_or(partials[1], options), scale * _LOG2_E),
         *_strides(out, query, key_cache, metadata),
         NUM_SPLITS=num_splits,
         **shape.constants(geometry),
+        **_option_constants(options),
         **shape.options(),
     )
     if num_splits > 1:
@@ -120,6 +130,7 @@ def prefill(
     value_cache: torch.Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    options: AttentionOptions,
 ) -> None:
     """Write the rows of the prefill chunks."""
     geometry = _geometry(query, key_cache)
@@ -131,10 +142,11 @@ def prefill(
     prefill_kernel[(num_blocks, key_cache.shape[1])](
         *(out, query, key_cache, value_cache),
         *(metadata.block_tables, metadata.seq_lens, metadata.cu_seqlens_q),
-        *(num_decodes, num_seqs, scale * _LOG2_E),
+        *(_sinks_or(out, options), num_decodes, num_seqs, scale * _LOG2_E),
         *_strides(out, query, key_cache, metadata),
         BLOCK_Q=block_q,
         **shape.constants(geometry),
+        **_option_constants(options),
         **shape.options(),
     )
 
@@ -159,9 +171,29 @@ def _geometry(query: torch.Tensor, key_cache: torch.Tensor) -> Geometry:
     )
 
 
-def _num_splits(query: torch.Tensor, key_cache: torch.Tensor, metadata: AttentionMetadata) -> int:
+def _sinks_or(unused: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
+    return unused if options.sinks is None else options.sinks
+
+
+def _option_constants(options: AttentionOptions) -> dict[str, int | float | bool]:
+    # Constants, because a model has one or two windows and caps; a window beyond 32 bits hides
+    # nothing.
+    return {
+        "WINDOW": 0 if options.window >= 2**30 else options.window,
+        "SOFT_CAP": float(options.soft_cap),
+        "HAS_SINKS": options.sinks is not None,
+    }
+
+
+def _num_splits(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    options: AttentionOptions,
+) -> int:
     tile = decode_shape(_geometry(query, key_cache)).tile
-    max_tiles = -(-metadata.max_seq_len // tile)
+    num_seen = min(metadata.max_seq_len, options.window or metadata.max_seq_len)
+    max_tiles = -(-num_seen // tile)
     num_sms = _num_multiprocessors(query.device)
     return choose_num_splits(metadata.num_decodes, key_cache.shape[1], max_tiles, num_sms)
 

@@ -9,7 +9,7 @@ are the rows of one matrix product.
 import triton
 import triton.language as tl
 
-from tidemill_kernels.triton_tiles import attend_tile, load_rows
+from tidemill_kernels.triton_tiles import attend_tile, initial_softmax, load_rows
 
 
 @triton.jit
@@ -23,6 +23,7 @@ def decode_kernel(
     value_cache_ptr,
     block_tables_ptr,
     seq_lens_ptr,
+    sinks_ptr,
     qk_scale,
     stride_out_token,
     stride_out_head,
@@ -40,6 +41,9 @@ def decode_kernel(
     TILE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     ALIGN: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """Grid (sequences, KV heads, splits). `qk_scale` carries log2(e).
 
@@ -59,17 +63,50 @@ def decode_kernel(
     query = load_rows(
         query_rows[:, None] + dims[None, :], row_ok, dim_ok, True, DIM_PADDED > HEAD_DIM
     )
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    # A sink is counted once, in the first split.
+    row_max, row_sum = initial_softmax(sinks_ptr, heads, row_ok, split == 0, BLOCK_M, HAS_SINKS)
     acc = tl.zeros([BLOCK_M, DIM_PADDED], tl.float32)
     positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
     key_ptr = key_cache_ptr + kv_head.to(tl.int64) * stride_head
     value_ptr = value_cache_ptr + kv_head.to(tl.int64) * stride_head
     table_ptr = block_tables_ptr + seq * stride_table
     num_tiles = tl.cdiv(seq_len, TILE)
-    tiles_per_split = tl.cdiv(num_tiles, NUM_SPLITS)
-    first = split * tiles_per_split
+    kv_start = 0
+    first_tile = 0
+    if WINDOW > 0:
+        kv_start = tl.maximum(seq_len - WINDOW, 0)
+        first_tile = kv_start // TILE
+    tiles_per_split = tl.cdiv(num_tiles - first_tile, NUM_SPLITS)
+    first = first_tile + split * tiles_per_split
     last = tl.minimum(first + tiles_per_split, num_tiles)
+    if WINDOW > 0:
+        # The tile in which the window starts is masked as well.
+        lead = tl.minimum(tl.maximum(tl.cdiv(kv_start, TILE), first), last)
+        for tile in range(first, lead):
+            acc, row_max, row_sum = attend_tile(
+                acc,
+                row_max,
+                row_sum,
+                query,
+                positions,
+                key_ptr,
+                value_ptr,
+                table_ptr,
+                tile,
+                kv_start,
+                seq_len,
+                qk_scale,
+                stride_block,
+                stride_slot,
+                HEAD_DIM,
+                BLOCK_SIZE,
+                TILE,
+                ALIGN,
+                WINDOW,
+                SOFT_CAP,
+                MASKED=True,
+            )
+        first = tl.maximum(first, lead)
     # [first, full) needs no mask; what is left is at most one tile that ends the sequence.
     full = tl.minimum(last, seq_len // TILE)
     for tile in range(first, full):
@@ -83,6 +120,7 @@ def decode_kernel(
             value_ptr,
             table_ptr,
             tile,
+            kv_start,
             seq_len,
             qk_scale,
             stride_block,
@@ -91,6 +129,8 @@ def decode_kernel(
             BLOCK_SIZE,
             TILE,
             ALIGN,
+            WINDOW,
+            SOFT_CAP,
             MASKED=False,
         )
     # A loop, not an if: loops are pipelined, which needs far fewer registers here.
@@ -105,6 +145,7 @@ def decode_kernel(
             value_ptr,
             table_ptr,
             tile,
+            kv_start,
             seq_len,
             qk_scale,
             stride_block,
@@ -113,6 +154,8 @@ def decode_kernel(
             BLOCK_SIZE,
             TILE,
             ALIGN,
+            WINDOW,
+            SOFT_CAP,
             MASKED=True,
         )
     if NUM_SPLITS > 1:

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from tidemill_kernels.triton_tiles import attend_tile, load_rows
+from tidemill_kernels.triton_tiles import attend_tile, initial_softmax, load_rows
 
 
 @triton.jit
@@ -37,6 +37,7 @@ def prefill_kernel(
     block_tables_ptr,
     seq_lens_ptr,
     cu_seqlens_ptr,
+    sinks_ptr,
     num_decodes,
     num_seqs,
     qk_scale,
@@ -56,6 +57,9 @@ def prefill_kernel(
     BLOCK_Q: tl.constexpr,
     TILE: tl.constexpr,
     ALIGN: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """Grid (query blocks, KV heads). Rows are (token, head of the group), BLOCK_Q tokens a block.
 
@@ -84,8 +88,7 @@ def prefill_kernel(
     query = load_rows(
         query_rows[:, None] + dims[None, :], row_ok, dim_ok, True, DIM_PADDED > HEAD_DIM
     )
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    row_max, row_sum = initial_softmax(sinks_ptr, heads, row_ok, True, BLOCK_M, HAS_SINKS)
     acc = tl.zeros([BLOCK_M, DIM_PADDED], tl.float32)
     positions = context + tokens
     key_ptr = key_cache_ptr + kv_head.to(tl.int64) * stride_head
@@ -94,7 +97,39 @@ def prefill_kernel(
     kv_len = context + tl.minimum(first_token + BLOCK_Q, query_len)
     # Every row sees the tokens before the block's first one; tiles of those need no mask.
     full = (context + first_token + 1) // TILE
-    for tile in range(full):
+    kv_start = 0
+    first = 0
+    if WINDOW > 0:
+        kv_start = tl.maximum(context + first_token + 1 - WINDOW, 0)
+        first = kv_start // TILE
+        # Tiles in which the window of some row starts; from `lead` on every row sees it all.
+        lead = tl.cdiv(tl.maximum(kv_len - WINDOW, 0), TILE)
+        for tile in range(first, tl.minimum(lead, full)):
+            acc, row_max, row_sum = attend_tile(
+                acc,
+                row_max,
+                row_sum,
+                query,
+                positions,
+                key_ptr,
+                value_ptr,
+                table_ptr,
+                tile,
+                kv_start,
+                kv_len,
+                qk_scale,
+                stride_block,
+                stride_slot,
+                HEAD_DIM,
+                BLOCK_SIZE,
+                TILE,
+                ALIGN,
+                WINDOW,
+                SOFT_CAP,
+                MASKED=True,
+            )
+        first = tl.maximum(first, tl.minimum(lead, full))
+    for tile in range(first, full):
         acc, row_max, row_sum = attend_tile(
             acc,
             row_max,
@@ -105,6 +140,7 @@ def prefill_kernel(
             value_ptr,
             table_ptr,
             tile,
+            kv_start,
             kv_len,
             qk_scale,
             stride_block,
@@ -113,9 +149,11 @@ def prefill_kernel(
             BLOCK_SIZE,
             TILE,
             ALIGN,
+            WINDOW,
+            SOFT_CAP,
             MASKED=False,
         )
-    for tile in range(full, tl.cdiv(kv_len, TILE)):
+    for tile in range(tl.maximum(first, full), tl.cdiv(kv_len, TILE)):
         acc, row_max, row_sum = attend_tile(
             acc,
             row_max,
@@ -126,6 +164,7 @@ def prefill_kernel(
             value_ptr,
             table_ptr,
             tile,
+            kv_start,
             kv_len,
             qk_scale,
             stride_block,
@@ -134,6 +173,8 @@ def prefill_kernel(
             BLOCK_SIZE,
             TILE,
             ALIGN,
+            WINDOW,
+            SOFT_CAP,
             MASKED=True,
         )
     result = acc / row_sum[:, None]

@@ -10,6 +10,8 @@ arithmetic; an explicit `input_precision`, because float32 products would be TF3
 import triton
 import triton.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def tile_offsets(
@@ -55,6 +57,28 @@ def load_rows(ptrs, row_ok, dim_ok, MASKED: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
+def soft_capped(scores, SOFT_CAP: tl.constexpr):
+    """Squeeze scores, in units of log2, into (-SOFT_CAP, SOFT_CAP) in natural units by a tanh."""
+    # tanh(x) = 1 - 2 / (1 + exp(2 x)), and exp(2 x) = exp2(2 scores / SOFT_CAP).
+    squeezed = 1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.0 / SOFT_CAP)))
+    return squeezed * (SOFT_CAP * LOG2_E)
+
+
+@triton.jit
+def initial_softmax(
+    sinks_ptr, heads, row_ok, counts_sink, BLOCK_M: tl.constexpr, HAS_SINKS: tl.constexpr
+):
+    """Return (row_max, row_sum) before any token: empty, or what a sink without a value leaves."""
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        sinks = tl.load(sinks_ptr + heads, mask=row_ok, other=0.0) * LOG2_E
+        row_max = tl.where(counts_sink, sinks, row_max)
+        row_sum = tl.where(counts_sink, 1.0, row_sum)
+    return row_max, row_sum
+
+
+@triton.jit
 def attend_tile(
     acc,
     row_max,
@@ -65,6 +89,7 @@ def attend_tile(
     value_ptr,
     table_ptr,
     tile,
+    kv_start,
     kv_len,
     qk_scale,
     stride_block,
@@ -73,12 +98,15 @@ def attend_tile(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     ALIGN: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Return (acc, row_max, row_sum) after one more tile of keys and values.
 
     `row_max` is in units of log2. With `MASKED`, tokens from `kv_len` on are not read and each
-    query row sees the tokens up to its own entry of `positions`.
+    query row sees the tokens up to its own entry of `positions`; with a `WINDOW` besides, tokens
+    before `kv_start` are not read either, and a row sees the last `WINDOW` tokens alone.
     """
     DIM: tl.constexpr = query.shape[1]
     dims = tl.arange(0, DIM)
@@ -96,14 +124,25 @@ def attend_tile(
     tokens = tile * TILE + tl.arange(0, TILE)
     at = offsets[:, None] + dims[None, :]
     token_ok = tokens < kv_len
+    if WINDOW > 0:
+        token_ok = token_ok & (tokens >= kv_start)
     dim_ok = dims < HEAD_DIM
     keys = load_rows(key_ptr + at, token_ok, dim_ok, MASKED, DIM > HEAD_DIM)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee", out_dtype=tl.float32) * qk_scale
+    if SOFT_CAP > 0.0:
+        scores = soft_capped(scores, SOFT_CAP)
     if MASKED:
-        scores = tl.where(tokens[None, :] <= positions[:, None], scores, float("-inf"))
+        visible = tokens[None, :] <= positions[:, None]
+        if WINDOW > 0:
+            visible = visible & (tokens[None, :] > positions[:, None] - WINDOW)
+        scores = tl.where(visible, scores, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(scores, 1))
-    weights = tl.exp2(scores - new_max[:, None])
-    shrink = tl.exp2(row_max - new_max)
+    base = new_max
+    if MASKED and WINDOW > 0:
+        # A row whose window starts after this tile has seen nothing yet.
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(row_max - base)
     row_sum = row_sum * shrink + tl.sum(weights, 1)
     values = load_rows(value_ptr + at, token_ok, dim_ok, MASKED, DIM > HEAD_DIM)
     acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")

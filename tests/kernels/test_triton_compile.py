@@ -20,6 +20,13 @@ ELEMENT_SIZES = {"fp32": 4, "fp16": 2, "bf16": 2}
 SIXTEEN_BIT = [(8, 128, 16), (8, 128, 64), (4, 64, 16), (3, 64, 32), (71, 64, 16), (4, 80, 16)]
 FLOAT32 = [(3, 64, 16), (8, 128, 64)]
 OTHER_GPUS = [80, 100]
+PLAIN = {"WINDOW": 0, "SOFT_CAP": 0.0, "HAS_SINKS": False}
+OPTIONS = {
+    "window": PLAIN | {"WINDOW": 4096},
+    "soft cap": PLAIN | {"SOFT_CAP": 50.0},
+    "window and soft cap": PLAIN | {"WINDOW": 4096, "SOFT_CAP": 50.0},
+    "window and sinks": PLAIN | {"WINDOW": 128, "HAS_SINKS": True},
+}
 INT32_POINTERS = {"block_tables_ptr", "seq_lens_ptr", "cu_seqlens_ptr"}
 
 
@@ -36,30 +43,47 @@ def argument_type(name: str, dtype: str) -> str:
         return "*fp32"
     if name == "slot_mapping_ptr":
         return "*i64"
+    if name == "sinks_ptr":
+        return "*fp32"
     if name.endswith("_ptr"):
         return "*i32" if name in INT32_POINTERS else f"*{dtype}"
     return "fp32" if name == "qk_scale" else "i32"
 
 
 def build(
-    kernel: Any, capability: int, dtype: str, constants: dict[str, int], options: dict[str, int]
+    kernel: Any,
+    capability: int,
+    dtype: str,
+    constants: dict[str, Any],
+    options: dict[str, int],
 ) -> Binary:
     names = [parameter.name for parameter in kernel.params]
     types = {name: argument_type(name, dtype) for name in names if name not in constants}
     return compile_kernel(kernel, capability, types=types, constants=constants, options=options)
 
 
-def build_decode(capability: int, dtype: str, case: tuple[int, int, int]) -> Binary:
+def build_decode(
+    capability: int,
+    dtype: str,
+    case: tuple[int, int, int],
+    options: dict[str, int | float] = PLAIN,
+) -> Binary:
     geometry = make_geometry(dtype, case)
     shape = decode_shape(geometry)
-    constants = shape.constants(geometry) | {"NUM_SPLITS": 8}
+    constants = shape.constants(geometry) | options | {"NUM_SPLITS": 8}
     return build(decode_kernel, capability, dtype, constants, shape.options())
 
 
-def build_prefill(capability: int, dtype: str, case: tuple[int, int, int]) -> Binary:
+def build_prefill(
+    capability: int,
+    dtype: str,
+    case: tuple[int, int, int],
+    options: dict[str, int | float] = PLAIN,
+) -> Binary:
     geometry = make_geometry(dtype, case)
     shape = prefill_shape(geometry)
-    constants = shape.constants(geometry) | {"BLOCK_Q": shape.block_m // geometry.group_size}
+    constants = shape.constants(geometry) | options
+    constants["BLOCK_Q"] = shape.block_m // geometry.group_size
     return build(prefill_kernel, capability, dtype, constants, shape.options())
 
 
@@ -93,6 +117,17 @@ def test_prefill_uses_warpgroup_products_without_spills_on_hopper(
     assert binary.spills() == 0
     assert binary.count("HGMMA") > 0
     check_loads(binary)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_options_cost_no_spills_on_hopper(options: dict[str, int | float]) -> None:
+    decode = build_decode(HOPPER, "bf16", (8, 128, 16), options)
+    prefill = build_prefill(HOPPER, "bf16", (8, 128, 16), options)
+    assert decode.spills() == prefill.spills() == 0
+    assert decode.shared_bytes <= 100 * 1024
+    assert prefill.count("HGMMA") > 0
+    for binary in (decode, prefill):
+        check_loads(binary)
 
 
 @pytest.mark.parametrize("case", FLOAT32, ids=str)

@@ -21,6 +21,7 @@ from support.triton_matrix import (
     check_split_decode,
 )
 from tidemill_kernels import reference, triton_attention
+from tidemill_kernels.options import AttentionOptions
 
 pytestmark = pytest.mark.interpret
 
@@ -97,7 +98,7 @@ def test_a_padding_row_of_length_0_gets_zeros() -> None:
         out = problem.poisoned_out()
         triton_attention.decode(
             *(out, problem.query, problem.key_cache, problem.value_cache, problem.metadata),
-            problem.scale,
+            *(problem.scale, AttentionOptions()),
             num_splits=num_splits,
         )
         assert not out[1].any()

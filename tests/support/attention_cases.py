@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tidemill_kernels import AttentionMetadata, reference
+from tidemill_kernels.options import AttentionOptions
 
 # Guard blocks around each cache: any value read from them turns the output into NaN.
 _NUM_GUARDS = 2
@@ -34,13 +36,24 @@ class Problem:
     metadata: AttentionMetadata
     scale: float
 
-    def expected(self) -> torch.Tensor:
+    def expected(self, options: AttentionOptions | None = None) -> torch.Tensor:
         """Return the output of the float64 reference on the CPU."""
         out = torch.empty(self.query.shape, dtype=torch.float64)
         metadata = move_metadata(self.metadata, torch.device("cpu"))
         tensors = [t.cpu() for t in (self.query, self.key_cache, self.value_cache)]
-        reference.paged_attention(out, *tensors, metadata, self.scale)
+        keywords = as_keywords(options)
+        if keywords.get("sinks") is not None:
+            keywords["sinks"] = keywords["sinks"].cpu()
+        reference.paged_attention(out, *tensors, metadata, self.scale, **keywords)
         return out
+
+    def forget_blocks_before_windows(self, window: int) -> None:
+        """Make the table entries of blocks that no query sees any more point beyond the cache."""
+        block_size = self.key_cache.shape[2]
+        lengths = self.metadata.cu_seqlens_q.diff().tolist()
+        for seq, seq_len in enumerate(self.metadata.seq_lens.tolist()):
+            first = max(0, seq_len - lengths[seq] - window + 1) // block_size
+            self.metadata.block_tables[seq, :first] = 2**30
 
     def poisoned_out(self) -> torch.Tensor:
         """Return an output full of NaN, so that a row never written is seen."""
@@ -71,6 +84,22 @@ def make_problem(
         metadata=move_metadata(metadata, target),
         scale=shape.head_dim**-0.5,
     )
+
+
+def as_keywords(options: AttentionOptions | None) -> dict[str, Any]:
+    """Return options as the keyword arguments of `paged_attention`."""
+    if options is None:
+        return {}
+    return {"window": options.window, "soft_cap": options.soft_cap, "sinks": options.sinks}
+
+
+def make_options(
+    num_heads: int, *, window: int = 0, soft_cap: float = 0.0, with_sinks: bool = False
+) -> AttentionOptions:
+    """Return options; sinks are large enough to take a good part of the softmax."""
+    generator = torch.Generator().manual_seed(9)
+    sinks = 2 * torch.randn(num_heads, generator=generator) + 2 if with_sinks else None
+    return AttentionOptions(window, soft_cap, sinks)
 
 
 def move_metadata(metadata: AttentionMetadata, device: torch.device) -> AttentionMetadata:

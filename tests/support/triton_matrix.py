@@ -2,8 +2,18 @@
 
 import torch
 
-from support.attention_cases import TOLERANCES, Problem, Shape, make_problem, relative_error
+from support.attention_cases import (
+    TOLERANCES,
+    Problem,
+    Shape,
+    as_keywords,
+    make_problem,
+    relative_error,
+)
 from tidemill_kernels import triton_attention
+from tidemill_kernels.options import AttentionOptions
+
+PLAIN = AttentionOptions()
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DECODES = ([1, 1, 1], [37, 5, 100])
@@ -20,36 +30,64 @@ SHAPES = {
     "head_dim 72": Shape(4, 2, 72),
 }
 
+#: Options of one problem for decodes and prefills: (window, soft cap, with sinks).
+OPTIONS = {
+    "window of 1": {"window": 1},
+    "window of 20": {"window": 20},
+    "window of 64": {"window": 64},
+    "soft cap": {"soft_cap": 2.0},
+    "sinks": {"with_sinks": True},
+    "everything": {"window": 33, "soft_cap": 1.5, "with_sinks": True},
+}
 
-def check_paged_attention(problem: Problem) -> None:
+
+def check_paged_attention(
+    problem: Problem, options: AttentionOptions = PLAIN, *, tolerance: float | None = None
+) -> None:
     """Assert that the Triton result is the reference's but for the rounding of its dtype."""
     out = problem.poisoned_out()
     triton_attention.paged_attention(
-        out, problem.query, problem.key_cache, problem.value_cache, problem.metadata, problem.scale
+        *(out, problem.query, problem.key_cache, problem.value_cache, problem.metadata),
+        problem.scale,
+        **as_keywords(options),
     )
-    check(problem, out)
+    check(problem, out, options, tolerance=tolerance)
 
 
-def check_split_decode(problem: Problem, num_splits: int) -> None:
+def check_split_decode(
+    problem: Problem,
+    num_splits: int,
+    options: AttentionOptions = PLAIN,
+    *,
+    tolerance: float | None = None,
+) -> None:
     """Assert the same of a decode that is split into `num_splits`."""
     out = problem.poisoned_out()
     triton_attention.decode(
         *(out, problem.query, problem.key_cache, problem.value_cache, problem.metadata),
-        problem.scale,
+        *(problem.scale, options),
         num_splits=num_splits,
     )
-    check(problem, out)
+    check(problem, out, options, tolerance=tolerance)
 
 
-def check(problem: Problem, out: torch.Tensor) -> None:
+def check(
+    problem: Problem,
+    out: torch.Tensor,
+    options: AttentionOptions = PLAIN,
+    *,
+    tolerance: float | None = None,
+) -> None:
     """Assert that `out` is the reference's result but for the rounding of its dtype."""
-    assert relative_error(out, problem.expected()) <= TOLERANCES[out.dtype]
+    assert relative_error(out, problem.expected(options)) <= (tolerance or TOLERANCES[out.dtype])
 
 
 __all__ = [
     "DECODES",
     "DTYPES",
     "MIXED",
+    "OPTIONS",
+    "PLAIN",
     "PREFILLS",
     "SHAPES",
     "Shape",

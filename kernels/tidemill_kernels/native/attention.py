@@ -8,8 +8,11 @@ from tidemill_kernels import torch_ops
 from tidemill_kernels.checks import check_attention, check_cache_write
 from tidemill_kernels.metadata import AttentionMetadata
 from tidemill_kernels.native.library import AttentionArgs, CacheWriteArgs
+from tidemill_kernels.options import AttentionOptions
 
 _LANES = 8
+# No sequence is longer; adding a position to it must not overflow 32 bits.
+_MAX_WINDOW = 2**30
 
 
 class NativeAttention:
@@ -47,6 +50,10 @@ class NativeAttention:
         value_cache: torch.Tensor,
         metadata: AttentionMetadata,
         scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Attend over the paged cache; arguments as in `reference`.
 
@@ -57,11 +64,15 @@ class NativeAttention:
             ValueError: shapes or dtypes do not fit.
             IndexError: a sequence's lengths or blocks are impossible; nothing was written.
         """
-        check_attention(out, query, key_cache, value_cache, metadata)
+        options = AttentionOptions(window, soft_cap, sinks)
+        check_attention(out, query, key_cache, value_cache, metadata, options)
+        tensors = (out, query, key_cache, value_cache)
         if not _is_native(out, query, key_cache):
-            torch_ops.paged_attention(out, query, key_cache, value_cache, metadata, scale)
+            torch_ops.paged_attention(
+                *tensors, metadata, scale, window=window, soft_cap=soft_cap, sinks=sinks
+            )
             return
-        args = _attention_args(out, query, key_cache, value_cache, metadata, scale)
+        args = _attention_args(*tensors, metadata, scale, options)
         bad = self._library.tidemill_paged_attention(ctypes.byref(args))
         if bad:
             raise IndexError(f"sequence {bad - 1}: impossible lengths, or a block out of range")
@@ -100,6 +111,7 @@ def _attention_args(
     value_cache: torch.Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    options: AttentionOptions,
 ) -> AttentionArgs:
     num_blocks, kv_heads, block_size, head_dim = key_cache.shape
     return AttentionArgs(
@@ -107,6 +119,7 @@ def _attention_args(
         metadata.block_tables.data_ptr(),
         metadata.seq_lens.data_ptr(),
         metadata.cu_seqlens_q.data_ptr(),
+        None if options.sinks is None else options.sinks.data_ptr(),
         *out.stride()[:2],
         *query.stride()[:2],
         *key_cache.stride()[:3],
@@ -114,5 +127,5 @@ def _attention_args(
         *(query.shape[1], kv_heads, head_dim),
         *(metadata.num_decodes, metadata.num_seqs),
         *(query.dtype == torch.bfloat16, torch.get_num_threads()),
-        scale,
+        *(min(options.window, _MAX_WINDOW), scale, options.soft_cap),
     )

@@ -19,7 +19,7 @@ class AttentionArgs(ctypes.Structure):
 
     _fields_ = [
         *((name, _POINTER) for name in ("out", "query", "key_cache", "value_cache")),
-        *((name, _POINTER) for name in ("block_tables", "seq_lens", "cu_seqlens_q")),
+        *((name, _POINTER) for name in ("block_tables", "seq_lens", "cu_seqlens_q", "sinks")),
         *((name, _INT64) for name in ("out_token_stride", "out_head_stride")),
         *((name, _INT64) for name in ("query_token_stride", "query_head_stride")),
         *((name, _INT64) for name in ("block_stride", "head_stride", "slot_stride")),
@@ -27,7 +27,8 @@ class AttentionArgs(ctypes.Structure):
         *((name, _INT32) for name in ("num_heads", "kv_heads", "head_dim")),
         *((name, _INT32) for name in ("num_decodes", "num_seqs")),
         *((name, _INT32) for name in ("is_bfloat16", "num_threads")),
-        ("scale", ctypes.c_float),
+        ("window", _INT32),
+        *((name, ctypes.c_float) for name in ("scale", "soft_cap")),
     ]
 
 

@@ -20,7 +20,8 @@ int check_blocks(const AttentionArgs& a) {
     if (used > a.max_blocks || query_len < 1 || query_len > a.seq_lens[seq]) return seq + 1;
     if (seq < a.num_decodes && query_len != 1) return seq + 1;
     const int32_t* table = a.block_tables + (int64_t)seq * a.max_blocks;
-    for (int64_t i = 0; i < used; i++)
+    // Blocks that no query sees any more may be gone from the table.
+    for (int64_t i = first_visible(a, a.seq_lens[seq] - query_len) / a.block_size; i < used; i++)
       if (table[i] < 0 || table[i] >= a.num_blocks) return seq + 1;
   }
   return 0;
@@ -35,7 +36,9 @@ void decode_item(const AttentionArgs& a, const WorkItem& w, float* acc, Softmax*
   for (int g = 0; g < group; g++)
     load_row<T>(row + (w.kv_head * group + g) * a.query_head_stride, &query[g * dim], dim, a.scale);
   for (int i = 0; i < group * dim; i++) acc[i] = 0.0f;
-  for (int g = 0; g < group; g++) states[g] = Softmax{};
+  // A sink is counted once, in the first split of its sequence.
+  const bool counts_sink = w.begin == first_visible(a, a.seq_lens[w.seq] - 1);
+  for (int g = 0; g < group; g++) states[g] = initial_softmax(a, w.kv_head * group + g, counts_sink);
   const float* q = query.data();
   switch (dim / kLanes) {
     case 8: decode_heads<T, 8>(a, w.seq, w.kv_head, group, q, w.begin, w.end, acc, states); break;
@@ -75,7 +78,8 @@ void decode(const AttentionArgs& a) {
   std::vector<int64_t> first(1, 0);  // of each (sequence, KV head), and one past the last
   for (int seq = 0; seq < a.num_decodes; seq++)
     for (int head = 0; head < a.kv_heads; head++) {
-      for (int begin = 0; begin < a.seq_lens[seq]; begin += kSplit) {
+      const int first_token = first_visible(a, a.seq_lens[seq] - 1);
+      for (int begin = first_token; begin < a.seq_lens[seq]; begin += kSplit) {
         const int rest = a.seq_lens[seq] - begin;
         items.push_back({seq, head, begin, begin + (rest < kSplit ? rest : kSplit)});
       }

@@ -10,6 +10,7 @@ struct AttentionArgs {
   const int32_t* block_tables;  // [num_seqs, max_blocks]
   const int32_t* seq_lens;
   const int32_t* cu_seqlens_q;
+  const float* sinks;  // [num_heads], or null
   int64_t out_token_stride, out_head_stride;  // every stride counts elements
   int64_t query_token_stride, query_head_stride;
   int64_t block_stride, head_stride, slot_stride;
@@ -17,8 +18,14 @@ struct AttentionArgs {
   int32_t num_heads, kv_heads, head_dim;
   int32_t num_decodes, num_seqs;
   int32_t is_bfloat16, num_threads;
-  float scale;
+  int32_t window;  // a query at p sees the keys from p - window + 1 on; 0: all
+  float scale, soft_cap;
 };
+
+// The first position that a query at `position` sees.
+inline int first_visible(const AttentionArgs& a, int position) {
+  return a.window && position >= a.window ? position - a.window + 1 : 0;
+}
 
 // Tokens whose addresses and scores are worked on at once.
 constexpr int kChunk = 64;

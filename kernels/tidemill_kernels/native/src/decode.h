@@ -11,6 +11,17 @@ struct Softmax {
   float sum = 0.0f;
 };
 
+// The state before any token: empty, or what a sink without a value leaves.
+inline Softmax initial_softmax(const AttentionArgs& a, int head, bool counts_sink) {
+  return a.sinks && counts_sink ? Softmax{a.sinks[head], 1.0f} : Softmax{};
+}
+
+// Squeezes scores into (-cap, cap), smoothly.
+TM_INLINE void cap_scores(float* scores, int count, float cap) {
+  for (int j = 0; j < count; j += kLanes)
+    Float32::store(scores + j, tanh_lanes(Float32::load(scores + j) / cap) * cap);
+}
+
 // Turns `count` scores into weights; returns the factor by which older sums must shrink.
 TM_INLINE float weigh(float* scores, int count, Softmax& state) {
   const int padded = (count + kLanes - 1) / kLanes * kLanes;
@@ -115,6 +126,8 @@ void decode_range(const AttentionArgs& a, int seq, int kv_head, const float* que
     const int count = end - start < kChunk ? end - start : kChunk;
     cached_rows<T>(a, seq, kv_head, start, count, keys, values);
     score_tokens<T, GROUP>(query, keys, values, count, vecs, scores);
+    if (a.soft_cap > 0.0f)
+      for (int g = 0; g < GROUP; g++) cap_scores(scores[g], count, a.soft_cap);
     for (int g = 0; g < GROUP; g++) shrink[g] = weigh(scores[g], count, states[g]);
     add_values<T, GROUP>(scores, shrink, values, count, vecs, acc);
   }

@@ -61,14 +61,19 @@ struct PrefillScratch {
         scores(rows * kChunk), row(dim), states(rows) {}
 };
 
-// Keys go in transposed, [dim, kChunk], values as they are; unused columns are zero.
+// Keys go in transposed, [dim, kChunk], values as they are. The first `skipped` tokens are not
+// read; they and unused columns are zero.
 template <class T>
-void load_chunk(const AttentionArgs& a, int seq, int kv_head, int begin, int count,
+void load_chunk(const AttentionArgs& a, int seq, int kv_head, int begin, int skipped, int count,
                 PrefillScratch& s) {
   const typename T::Scalar *keys[kChunk], *values[kChunk];
   const int dim = a.head_dim;
   cached_rows<T>(a, seq, kv_head, begin, count, keys, values);
-  for (int j = 0; j < count; j++) {
+  for (int j = 0; j < skipped; j++) {
+    for (int i = 0; i < dim; i++) s.keys[i * kChunk + j] = 0.0f;
+    std::memset(&s.values[j * dim], 0, sizeof(float) * dim);
+  }
+  for (int j = skipped; j < count; j++) {
     load_row<T>(keys[j], s.row.data(), dim, 1.0f);
     for (int i = 0; i < dim; i++) s.keys[i * kChunk + j] = s.row[i];
     load_row<T>(values[j], &s.values[j * dim], dim, 1.0f);
@@ -90,15 +95,20 @@ void prefill_tile(const AttentionArgs& a, int seq, int kv_head, int first, int t
                     (kv_head * group + r % group) * a.query_head_stride;
     load_row<T>(q, &s.query[r * dim], dim, a.scale);
     std::memset(&s.acc[r * dim], 0, sizeof(float) * dim);
-    s.states[r] = Softmax{};
+    s.states[r] = initial_softmax(a, kv_head * group + r % group, true);
   }
   const int end = position + tokens;
-  for (int begin = 0; begin < end; begin += kChunk) {
+  const int first_token = first_visible(a, position);
+  // Chunks start at multiples of kChunk, so that rounding does not depend on the tile.
+  for (int begin = first_token / kChunk * kChunk; begin < end; begin += kChunk) {
     const int count = end - begin < kChunk ? end - begin : kChunk;
-    load_chunk<T>(a, seq, kv_head, begin, count, s);
+    const int skipped = first_token > begin ? first_token - begin : 0;
+    load_chunk<T>(a, seq, kv_head, begin, skipped, count, s);
     // Rows whose token comes before this chunk see nothing of it.
     const int hidden = begin > position ? (begin - position) * group : 0;
-    const int active = rows - hidden;
+    // Nor do those whose window starts after it.
+    const int last = a.window ? begin + count + a.window - 1 - position : tokens;
+    const int active = (last < tokens ? last : tokens) * group - hidden;
     float* scores = &s.scores[hidden * kChunk];
     float* acc = &s.acc[hidden * dim];
     std::memset(scores, 0, sizeof(float) * active * kChunk);
@@ -107,8 +117,12 @@ void prefill_tile(const AttentionArgs& a, int seq, int kv_head, int first, int t
     for (int r = 0; r < active; r++) {
       const int visible = position + (hidden + r) / group + 1 - begin;
       const int seen = visible < count ? visible : count;
-      const float shrink = weigh(scores + r * kChunk, seen, s.states[hidden + r]);
-      for (int j = seen; j < count; j++) scores[r * kChunk + j] = 0.0f;
+      float* row = scores + r * kChunk;
+      if (a.soft_cap > 0.0f) cap_scores(row, seen, a.soft_cap);
+      const int unseen = first_visible(a, position + (hidden + r) / group) - begin;
+      for (int j = 0; j < unseen; j++) row[j] = -INFINITY;
+      const float shrink = weigh(row, seen, s.states[hidden + r]);
+      for (int j = seen; j < count; j++) row[j] = 0.0f;
       if (shrink != 1.0f)
         for (int i = 0; i < dim; i += kLanes)
           Float32::store(acc + r * dim + i, Float32::load(acc + r * dim + i) * shrink);

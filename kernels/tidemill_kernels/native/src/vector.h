@@ -138,3 +138,17 @@ TM_INLINE Vec exp_nonpositive(Vec x) {
   const IntVec exponent = (__builtin_convertvector(n, IntVec) + 127) << 23;
   return x < splat(-87.0f) ? splat(0.0f) : p * (Vec)exponent;
 }
+
+// tanh(x) to about 1e-7 relative; the polynomial for small x is that of the Cephes library's tanhf.
+TM_INLINE Vec tanh_lanes(Vec x) {
+  const Vec size = x < splat(0.0f) ? -x : x;
+  const Vec z = x * x;
+  Vec p = z * -5.70498872745e-3f + 2.06390887954e-2f;
+  p = p * z + -5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z + -3.33332819422e-1f;
+  const Vec e = exp_nonpositive(size * -2.0f);
+  const Vec large = (1.0f - e) / (1.0f + e);
+  const Vec signed_large = x < splat(0.0f) ? -large : large;
+  return size < splat(0.625f) ? p * z * x + x : signed_large;
+}
