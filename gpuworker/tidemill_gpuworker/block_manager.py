@@ -8,8 +8,17 @@ from functools import partial
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.messages import KvEvents, KvSnapshot
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROOT_HASH, ROUTING_STRIDE, hash_block
+from tidemill_gpuworker.block_copies import BlockCopies, CopyLedger, Fork
 from tidemill_gpuworker.block_pool import BlockPool
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.cpu_tier import CpuTier
+from tidemill_gpuworker.places import (
+    NO_BLOCK,
+    longest_chain,
+    longest_windowed_chain,
+    place_of_slot,
+    slot_of,
+)
+from tidemill_gpuworker.sequence import PriorityClass, Sequence
 
 #: Share of the blocks kept free for running sequences to grow into when another one is admitted.
 DEFAULT_WATERMARK = 0.01
@@ -23,6 +32,12 @@ class BlockManager:
     any row attends.  Until ``commit_step`` these blocks are provisional; ``rollback_step`` hides
     them again if the step failed.  The manager owns ``block_table`` and ``block_hashes`` of the
     sequences and reads, but never sets, ``num_computed_tokens``.
+
+    With ``num_swap_blocks`` the contents of computed blocks that make room for others move to a
+    tier of host memory and are found there like those on the device; with ``swap_on_preemption``
+    those of preempted sequences do so at once.  ``copies`` is what the step must move before it
+    computes.  With a ``window``, no query reads keys further back than that, in any layer: blocks
+    wholly outside are given back early, and ``NO_BLOCK`` stands in the block table instead.
     """
 
     def __init__(
@@ -32,12 +47,19 @@ class BlockManager:
         *,
         watermark: float = DEFAULT_WATERMARK,
         enable_prefix_caching: bool = True,
+        num_swap_blocks: int = 0,
+        swap_on_preemption: bool = False,
+        window: int | None = None,
     ) -> None:
         _check_sizes(num_blocks, block_size, watermark)
         self.block_size = block_size
         self.num_watermark_blocks = int(watermark * num_blocks)
         self.enable_prefix_caching = enable_prefix_caching
-        self._pool = BlockPool(num_blocks)
+        self.swap_on_preemption = swap_on_preemption
+        self.window = window
+        self.tier = CpuTier(num_swap_blocks if enable_prefix_caching else 0)
+        self._pool = BlockPool(num_blocks, on_evict=self._copy_out)
+        self._ledger = CopyLedger()
         # Published but not computed yet, with the sequence that will compute it in this step.
         self._provisional: dict[int, Sequence] = {}
 
@@ -57,6 +79,16 @@ class BlockManager:
         return self._pool.free_blocks
 
     @property
+    def num_cached_free_blocks(self) -> int:
+        """Those of the free blocks that still hold a prefix."""
+        return self._pool.num_cached_free_blocks
+
+    @property
+    def copies(self) -> BlockCopies:
+        """What the step being planned must move before it computes."""
+        return self._ledger.copies()
+
+    @property
     def num_evictions(self) -> int:
         """How often a cached block was overwritten to make room."""
         return self._pool.num_evictions
@@ -74,29 +106,34 @@ class BlockManager:
         """Return how many blocks ``seq`` still has to get for the tokens known so far."""
         return max(0, self.num_blocks_for(seq.num_tokens) - len(seq.block_table))
 
+    def num_blocks_held_alone(self, seq: Sequence) -> int:
+        """Return how many blocks would be free without ``seq``."""
+        return sum(self._pool.ref_count(b) == 1 for b in seq.block_table if b != NO_BLOCK)
+
     def find_prefix(self, seq: Sequence) -> list[int]:
-        """Return the blocks of the longest cached prefix of ``seq``.
+        """Return the places (``places.py``) of the longest cached prefix of ``seq``.
 
         The last known token is never part of it: it must go through the model to give logits.
         """
-        blocks: list[int] = []
-        for index in range(self._max_prefix_blocks(seq)):
-            block = self._pool.find(self._block_hash(seq, index))
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        limit = self._max_prefix_blocks(seq)
+        find = partial(self._find, seq)
+        if self.window is None:
+            return longest_chain(limit, find)
+        return longest_windowed_chain(limit, self._first_needed, find)
 
     def count_prefix(self, seq: Sequence) -> int:
         """Return the length in blocks of what ``find_prefix`` would find.
 
         Starts from the last count, so it costs next to nothing to ask again.  That is exact
-        because a cached block's predecessors are cached too: heads outlive tails.
+        because a cached block's predecessors are cached too: heads outlive tails.  With a CPU tier
+        it may be off while one of them moves; with a window it is counted anew.
         """
+        if self.window is not None:
+            return len(self.find_prefix(seq))
         count, limit = seq.num_prefix_blocks, self._max_prefix_blocks(seq)
-        while count > 0 and self._pool.find(self._block_hash(seq, count - 1)) is None:
+        while count > 0 and self._find(seq, count - 1) is None:
             count -= 1
-        while count < limit and self._pool.find(self._block_hash(seq, count)) is not None:
+        while count < limit and self._find(seq, count) is not None:
             count += 1
         seq.num_prefix_blocks = count
         return count
@@ -124,51 +161,111 @@ class BlockManager:
 
         ``num_reserved_blocks`` free blocks are left for others.
         """
-        needed = self.num_blocks_for(seq.num_tokens) - len(prefix)
+        swapped = sum(place < NO_BLOCK for place in prefix)
+        needed = self.num_blocks_for(seq.num_tokens) - len(prefix) + swapped
         # A cached block that nobody holds is both free and about to be used.
-        reused = sum(self._pool.is_free(block) for block in prefix)
+        reused = sum(self._pool.is_free(place) for place in prefix)
         return needed + reused + num_reserved_blocks <= self._pool.num_free_blocks
 
     def adopt_prefix(self, seq: Sequence, prefix: list[int]) -> None:
-        """Start the block table of ``seq`` with the blocks that ``find_prefix`` returned."""
+        """Start the block table of ``seq`` with what ``find_prefix`` returned.
+
+        What is in the CPU tier gets blocks, and is there once the step has made its copies.
+        """
         assert not seq.block_table, f"{seq.seq_id} already holds blocks"
-        self._pool.touch(prefix)
+        self._pool.touch(place for place in prefix if place >= 0)
         seq.block_table = list(prefix)
+        seq.num_null_blocks = prefix.count(NO_BLOCK)
+        swapped = [index for index, place in enumerate(prefix) if place < NO_BLOCK]
+        # From the tail on, so that the tier forgets tails first, as the device does.
+        for index in reversed(swapped):
+            self.tier.use(self._block_hash(seq, index))
+        for index, block in zip(swapped, self._pool.take(len(swapped)), strict=True):
+            self._copy_in(seq, index, block)
 
     def allocate(self, seq: Sequence, num_tokens: int) -> bool:
         """Give ``seq`` the blocks for its next ``num_tokens`` known tokens and publish full ones.
 
-        Returns False, and changes nothing, if there are not enough free blocks.
+        Returns False, and gives nothing, if there are not enough free blocks.
         """
         end = seq.num_computed_tokens + num_tokens
         assert end <= seq.num_tokens, f"{seq.seq_id} has no token at position {end - 1}"
-        missing = self.num_blocks_for(end) - len(seq.block_table)
-        if missing > 0:
-            if missing > self._pool.num_free_blocks:
-                return False
+        if self.window is not None:
+            self._leave_window(seq)
+        missing = max(0, self.num_blocks_for(end) - len(seq.block_table))
+        is_shared = self._writes_shared_block(seq)
+        if missing + is_shared > self._pool.num_free_blocks:
+            return False
+        if is_shared:
+            self._copy_on_write(seq)
+        if missing:
             seq.block_table += self._pool.take(missing)
         self._publish(seq, end)
         return True
 
+    def reserve(self, seq: Sequence, num_tokens: int) -> None:
+        """Give ``seq`` all blocks it will need until it is ``num_tokens`` long; they are free."""
+        missing = self.num_blocks_for(num_tokens) - len(seq.block_table)
+        seq.block_table += self._pool.take(max(0, missing))
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let ``child``, whose computed tokens are those of ``parent``, share its blocks.
+
+        Between steps.  Whoever writes first to a block that the other one holds too gets a copy of
+        it; that can only be the last one, as full blocks are never written again.
+        """
+        assert not self._provisional, "sequences are forked between steps only"
+        assert not child.block_table, f"{child.seq_id} already holds blocks"
+        num_tokens = parent.num_computed_tokens
+        same = child.token_slice(0, num_tokens) == parent.token_slice(0, num_tokens)
+        assert same, f"{child.seq_id} does not begin like {parent.seq_id}"
+        child.block_table = parent.block_table[: self.num_blocks_for(num_tokens)]
+        self._pool.touch(block for block in child.block_table if block != NO_BLOCK)
+        child.num_null_blocks = parent.num_null_blocks
+        child.num_computed_tokens = num_tokens
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take all blocks from ``seq``, to be given some again later."""
+        if self.swap_on_preemption:
+            # From the tail on, as in ``adopt_prefix``.
+            for block in reversed(seq.block_table):
+                block_hash = self._pool.hash_of(block) if block != NO_BLOCK else None
+                if block_hash is not None and block not in self._provisional:
+                    self._copy_out(block, block_hash)
+        self.free(seq)
+
     def free(self, seq: Sequence) -> None:
         """Take all blocks from ``seq``; computed full ones stay findable until reused."""
+        if dropped := self._ledger.cancel_forks(seq):
+            self._pool.release(dropped, is_batch=True)
         for block in seq.block_table:
             if self._provisional.get(block) is seq:
                 assert self._pool.ref_count(block) == 1, f"a follower of {seq.seq_id} would starve"
-                self._pool.unpublish(block)
+                self._withdraw(block)
                 del self._provisional[block]
-        self._pool.release(seq.block_table)
+        held = [block for block in seq.block_table if block != NO_BLOCK]
+        self._pool.release(held, is_batch=seq.priority_class is PriorityClass.BATCH)
         seq.block_table = []
+        seq.num_null_blocks = 0
 
     def commit_step(self) -> None:
         """Note that the step has run: the blocks published for it now hold what they promise."""
         self._provisional.clear()
+        self.tier.commit_step()
+        for fork in self._ledger.forks:
+            self._pool.release([fork.source], is_batch=True)
+        self._ledger.clear()
 
     def rollback_step(self) -> None:
         """Hide the blocks that the failed step was to fill; whoever shares them must free them."""
         for block in self._provisional:
-            self._pool.unpublish(block)
+            self._withdraw(block)
         self._provisional.clear()
+        self.tier.rollback_step()
+        for fork in self._ledger.forks:
+            fork.seq.block_table[fork.index] = fork.source
+            self._pool.release([fork.target], is_batch=True)
+        self._ledger.clear()
 
     def collect_events(self) -> KvEvents | None:
         """Return what became of computed prefixes since the last call; None if nothing did.
@@ -192,7 +289,9 @@ class BlockManager:
     def check_integrity(self, holders: Iterable[Sequence]) -> None:
         """Assert that the block tables of ``holders`` are exactly what the pool believes."""
         self._pool.check_integrity()
+        self.tier.check_integrity()
         references = Counter(block for seq in holders for block in seq.block_table)
+        references.update(fork.source for fork in self._ledger.forks)
         for block in range(self.num_blocks):
             expected, actual = references[block], self._pool.ref_count(block)
             assert expected == actual, f"block {block}: {expected} holders, count {actual}"
@@ -203,18 +302,71 @@ class BlockManager:
         return (seq.num_tokens - 1) // self.block_size if may_look else 0
 
     def _publish(self, seq: Sequence, end: int) -> None:
-        if not self.enable_prefix_caching:
-            return
-        first, last = seq.num_computed_tokens // self.block_size, end // self.block_size
-        if first == last:
-            return
-        parent = self._block_hash(seq, first - 1) if first else None
-        for index in range(first, last):
-            block, block_hash = seq.block_table[index], self._block_hash(seq, index)
-            is_routing = index % ROUTING_STRIDE == ROUTING_STRIDE - 1
-            self._pool.publish(block, block_hash, parent, is_routing)
-            parent = block_hash
-            self._provisional[block] = seq
+        if self.enable_prefix_caching:
+            for index in range(seq.num_computed_tokens // self.block_size, end // self.block_size):
+                self._publish_block(seq, index)
+
+    def _publish_block(self, seq: Sequence, index: int) -> None:
+        block, block_hash = seq.block_table[index], self._block_hash(seq, index)
+        parent = self._block_hash(seq, index - 1) if index else None
+        is_routing = index % ROUTING_STRIDE == ROUTING_STRIDE - 1
+        self._pool.publish(block, block_hash, parent, is_routing)
+        self._provisional[block] = seq
+
+    def _find(self, seq: Sequence, index: int) -> int | None:
+        block_hash = self._block_hash(seq, index)
+        block = self._pool.find(block_hash)
+        if block is not None:
+            return block
+        slot = self.tier.find(block_hash)
+        return None if slot is None else place_of_slot(slot)
+
+    def _copy_out(self, block: int, block_hash: bytes) -> None:
+        slot = self.tier.store(block_hash)
+        if slot is not None:
+            self._ledger.copy_out(block, slot)
+
+    def _copy_in(self, seq: Sequence, index: int, block: int) -> None:
+        slot = slot_of(seq.block_table[index])
+        assert slot is not None, f"block {index} of {seq.seq_id} is not in the CPU tier"
+        seq.block_table[index] = block
+        self._publish_block(seq, index)
+        self._ledger.copy_in(slot, block)
+
+    def _withdraw(self, block: int) -> None:
+        self._pool.unpublish(block)
+        self._ledger.cancel_in(block)
+
+    def _writes_shared_block(self, seq: Sequence) -> bool:
+        index, offset = divmod(seq.num_computed_tokens, self.block_size)
+        if not offset:
+            return False
+        block = seq.block_table[index]
+        return self._pool.ref_count(block) - self._ledger.num_forks_from(block) > 1
+
+    def _copy_on_write(self, seq: Sequence) -> None:
+        index = seq.num_computed_tokens // self.block_size
+        [target] = self._pool.take(1)
+        self._ledger.fork(Fork(seq, index, seq.block_table[index], target))
+        seq.block_table[index] = target
+
+    def _first_needed(self, num_blocks: int) -> int:
+        """First block that the token after ``num_blocks`` blocks reads."""
+        return self._first_in_window(num_blocks * self.block_size)
+
+    def _first_in_window(self, position: int) -> int:
+        if self.window is None:
+            return 0
+        return max(0, position - self.window + 1) // self.block_size
+
+    def _leave_window(self, seq: Sequence) -> None:
+        first, last = seq.num_null_blocks, self._first_in_window(seq.num_computed_tokens)
+        if first < last:
+            self._pool.release(
+                seq.block_table[first:last], is_batch=seq.priority_class is PriorityClass.BATCH
+            )
+            seq.block_table[first:last] = [NO_BLOCK] * (last - first)
+            seq.num_null_blocks = last
 
     def _block_hash(self, seq: Sequence, index: int) -> bytes:
         hashes, size = seq.block_hashes, self.block_size

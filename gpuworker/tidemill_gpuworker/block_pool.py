@@ -1,10 +1,11 @@
 """Physical KV blocks: who holds them, which may be reused, and what full ones contain."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
+from tidemill_gpuworker.free_blocks import FreeBlocks
 from tidemill_gpuworker.hints import Hints
 from tidemill_gpuworker.kept_chains import KeptChains
 from tidemill_gpuworker.routing_index import RoutingIndex
@@ -18,19 +19,24 @@ class BlockPool:
     """Reference counts, free list and prefix index of ``num_blocks`` blocks.
 
     A block is free when nobody references it.  A free block keeps its hash, and can be found by
-    it, until the block is taken again: eviction is lazy.  The free list is in order of reuse,
-    least recently used first; behind it come the free blocks of prefixes that waiting jobs will
-    use, from their tails on.
+    it, until the block is taken again: eviction is lazy.  The free list is in order of reuse, what
+    only batch sequences held before the rest; behind it come the free blocks of prefixes that
+    waiting jobs will use, from their tails on.
+
+    ``on_evict`` is told of each block whose content leaves the cache with it, and of the hash.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self, num_blocks: int, on_evict: Callable[[int, bytes], None] | None = None
+    ) -> None:
+        self._on_evict = on_evict
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         # Two sequences can compute the same block at a time; both stay, the older one is found.
         self._blocks_by_hash: dict[bytes, list[int]] = {}
         self._parents: list[bytes | None] = [None] * num_blocks
         self._is_routing = bytearray(num_blocks)
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._free = FreeBlocks(num_blocks)
         self._kept_free: OrderedDict[int, None] = OrderedDict()
         self.routing = RoutingIndex()
         self._kept = KeptChains(self._parent_of)
@@ -58,6 +64,15 @@ class BlockPool:
         """Distinct block contents that a lookup can find."""
         return len(self._blocks_by_hash)
 
+    @property
+    def num_cached_free_blocks(self) -> int:
+        """Free blocks whose content a lookup can find."""
+        return sum(self._hashes[block] is not None for block in self.free_blocks)
+
+    def hash_of(self, block: int) -> bytes | None:
+        """Return the hash of the content that ``block`` is published with."""
+        return self._hashes[block]
+
     def ref_count(self, block: int) -> int:
         """Return how many block tables hold ``block``."""
         return self._ref_counts[block]
@@ -80,9 +95,11 @@ class BlockPool:
         taken: list[int] = []
         free, hashes = self._free, self._hashes
         for _ in range(count):
-            block = free.popitem(last=False)[0] if free else self._pop_kept()
+            block = free.pop() if free else self._pop_kept()
             self._ref_counts[block] = 1
-            if hashes[block] is not None:
+            if (block_hash := hashes[block]) is not None:
+                if self._on_evict is not None and len(self._blocks_by_hash[block_hash]) == 1:
+                    self._on_evict(block, block_hash)
                 self.unpublish(block)
                 self.num_evictions += 1
             taken.append(block)
@@ -92,27 +109,28 @@ class BlockPool:
         """Add a reference to each block; free ones leave the free list."""
         for block in blocks:
             self._ref_counts[block] += 1
-            if self._ref_counts[block] == 1:
-                self._free.pop(block, None)
-                self._kept_free.pop(block, None)
+            if self._ref_counts[block] == 1 and not self._free.discard(block):
+                del self._kept_free[block]
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each block of a table.
+    def release(self, blocks: Sequence[int], *, is_batch: bool = False) -> None:
+        """Drop one reference to each block of a table, which was a batch sequence's or not.
 
         The table is walked from its tail, so the tail of a prefix is evicted before its head.
         Blocks without a hash are of no use to anybody and go to the front of the free list.
         """
-        useless = []
+        free = self._free
+        useless: list[int] = []
+        is_watched = not is_batch
         for block in reversed(blocks):
+            # A head is not worth less than its tail, though the tail may hang on another copy too.
+            is_watched = is_watched or free.is_watched(block)
+            if is_watched:
+                free.watch(block)
             self._ref_counts[block] -= 1
             if self._ref_counts[block] == 0:
-                block_hash = self._hashes[block]
-                if block_hash is None:
-                    useless.append(block)
-                free = self._kept_free if block_hash in self._kept.reasons else self._free
-                free[block] = None
+                self._rest(block, useless)
         for block in reversed(useless):
-            self._free.move_to_end(block, last=False)
+            free.prepend(block)
 
     def publish(
         self,
@@ -145,6 +163,7 @@ class BlockPool:
         block_hash = self._hashes[block]
         assert block_hash is not None, f"block {block} was never published"
         self._hashes[block] = None
+        self._free.forget(block)
         blocks = self._blocks_by_hash[block_hash]
         blocks.remove(block)
         if not blocks:
@@ -152,7 +171,7 @@ class BlockPool:
             if self._is_routing[block]:
                 self.routing.discard(block_hash)
                 if self._kept.reasons:
-                    self._move(self._kept.drop(block_hash), self._kept_free, self._free)
+                    self._leave(self._kept.drop(block_hash))
 
     def hint(self, refs: Mapping[bytes, int]) -> None:
         """Note how many waiting jobs will use the prefix up to each routing hash, 0 for none.
@@ -173,6 +192,7 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Assert that free list, reference counts and prefix index tell the same story."""
         unreferenced = {block for block, count in enumerate(self._ref_counts) if count == 0}
+        self._free.check_integrity()
         listed = [*self._free, *self._kept_free]
         assert len(listed) == len(set(listed)), "a block is free twice"
         assert unreferenced == set(listed), "the free list is not the set of unreferenced ones"
@@ -207,20 +227,29 @@ class BlockPool:
         blocks = self._blocks_by_hash.get(block_hash)
         return self._parents[blocks[0]] if blocks else None
 
+    def _rest(self, block: int, useless: list[int]) -> None:
+        block_hash = self._hashes[block]
+        if block_hash is None:
+            useless.append(block)
+        elif block_hash in self._kept.reasons:
+            self._kept_free[block] = None
+        else:
+            self._free.append(block)
+
     def _keep(self, block_hash: bytes) -> None:
-        self._move(self._kept.keep(block_hash), self._free, self._kept_free)
+        for block in self._blocks_of(self._kept.keep(block_hash)):
+            if self._free.discard(block):
+                self._kept_free[block] = None
 
     def _drop(self, digest: bytes) -> None:
         if (block_hash := self.routing.find(digest)) is not None:
-            self._move(self._kept.drop(block_hash), self._kept_free, self._free)
+            self._leave(self._kept.drop(block_hash))
 
-    def _move(
-        self,
-        hashes: Iterable[bytes],
-        source: OrderedDict[int, None],
-        target: OrderedDict[int, None],
-    ) -> None:
-        for block in chain.from_iterable(self._blocks_by_hash.get(key, ()) for key in hashes):
-            if block in source:
-                del source[block]
-                target[block] = None
+    def _leave(self, hashes: Iterable[bytes]) -> None:
+        for block in self._blocks_of(hashes):
+            if block in self._kept_free:
+                del self._kept_free[block]
+                self._free.append(block)
+
+    def _blocks_of(self, hashes: Iterable[bytes]) -> Iterable[int]:
+        return chain.from_iterable(self._blocks_by_hash.get(key, ()) for key in hashes)

@@ -12,6 +12,7 @@ from tidemill_gpuworker.sequence import Sequence
 # Few token values, so that prefixes meet often.
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 SALTS = st.sampled_from(["", "a"])
+PRIORITIES = st.integers(-1, 1)
 
 
 class BlockManagerMachine(RuleBasedStateMachine):
@@ -29,9 +30,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.scheduled: dict[str, int] = {}
         self.admitted: list[Sequence] = []
 
-    @rule(tokens=TOKENS, salt=SALTS, chunk=st.integers(1, 12))
-    def admit(self, tokens: list[int], salt: str, chunk: int) -> None:
-        seq = make_seq(tokens, salt=salt)
+    @rule(tokens=TOKENS, salt=SALTS, chunk=st.integers(1, 12), priority=PRIORITIES)
+    def admit(self, tokens: list[int], salt: str, chunk: int, priority: int) -> None:
+        seq = make_seq(tokens, salt=salt, priority=priority)
         prefix = self.manager.find_prefix(seq)
         assert prefix == self.naive.longest_prefix(salt, tokens)
         if not self.manager.can_admit(seq, prefix):
@@ -106,7 +107,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def drop(self, seq: Sequence) -> None:
         self.manager.free(seq)
-        self.naive.drop(seq.seq_id)
+        self.naive.drop(seq.seq_id, is_batch=seq.priority > 0)
         self.seqs.remove(seq)
 
 

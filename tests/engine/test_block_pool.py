@@ -101,7 +101,7 @@ def test_the_integrity_check_notices_damage(damage: str) -> None:
     pool.check_integrity()
     match damage:
         case "free list":
-            pool._free.popitem()
+            pool._free.pop()
         case "count":
             pool._ref_counts[0] = 0
         case "index":

@@ -24,8 +24,8 @@ def run_once(blocks: BlockManager, prompt: list[int]) -> Sequence:
     return seq
 
 
-def admit(blocks: BlockManager, prompt: list[int]) -> Sequence:
-    seq = make_seq(prompt)
+def admit(blocks: BlockManager, prompt: list[int], priority: int = 0) -> Sequence:
+    seq = make_seq(prompt, priority=priority)
     prefix = blocks.find_prefix(seq)
     assert blocks.can_admit(seq, prefix)
     blocks.adopt_prefix(seq, prefix)
@@ -176,7 +176,7 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=3, max_size=9)
 
 
 class HintMachine(RuleBasedStateMachine):
-    """Sequences come and go while prefixes are hinted and dropped."""
+    """Sequences of all classes come and go while prefixes are hinted and dropped."""
 
     @initialize(num_blocks=st.integers(10, 20))
     def start(self, num_blocks: int) -> None:
@@ -184,15 +184,15 @@ class HintMachine(RuleBasedStateMachine):
         self.held: list[Sequence] = []
         self.prompts: list[list[int]] = []
 
-    @rule(prompt=PROMPTS)
-    def come(self, prompt: list[int]) -> None:
+    @rule(prompt=PROMPTS, priority=st.integers(-1, 1))
+    def come(self, prompt: list[int], priority: int) -> None:
         seq = make_seq(prompt)
         prefix = self.blocks.find_prefix(seq)
         fits = self.blocks.num_blocks_for(seq.num_tokens) - len(prefix)
         reused = sum(self.blocks._pool.is_free(block) for block in prefix)
         assert self.blocks.can_admit(seq, prefix) == (fits + reused <= self.blocks.num_free_blocks)
         if self.blocks.can_admit(seq, prefix):
-            self.held.append(admit(self.blocks, prompt))
+            self.held.append(admit(self.blocks, prompt, priority))
             self.blocks.commit_step()
             self.prompts.append(prompt)
 

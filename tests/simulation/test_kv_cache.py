@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,14 +95,98 @@ def test_hinted_prefixes_make_room_when_nothing_else_is_left() -> None:
     assert (cache.find((1, 2)), cache.num_free) == (1, 4)
 
 
+def use(cache: KvCache, chain: tuple[int, ...], *, is_batch: bool) -> None:
+    """Admit a sequence with a chain, and let it end."""
+    hold(cache, chain)
+    cache.free(chain, 0, is_batch=is_batch)
+
+
+def test_batch_work_does_not_flush_what_somebody_waited_for() -> None:
+    cache = KvCache(24)
+    use(cache, (1, 2), is_batch=False)
+    for number in range(10, 30):
+        use(cache, (number,), is_batch=True)
+
+    assert cache.find((1, 2)) == 2
+    assert sorted(cache.digests()) == [1, 2, 26, 27, 28, 29]
+
+
+def test_a_prefix_stays_watched_when_a_batch_sequence_used_it_last() -> None:
+    cache = KvCache(24)
+    use(cache, (1, 2), is_batch=False)
+    use(cache, (1, 2, 3), is_batch=True)
+    for number in range(10, 30):
+        use(cache, (number,), is_batch=True)
+
+    assert cache.find((1, 2, 3)) == 2
+
+
+def test_watched_prefixes_beyond_half_of_the_cache_are_left_to_batch_work() -> None:
+    cache = KvCache(24)
+    for number in range(1, 7):
+        use(cache, (number,), is_batch=False)
+    for number in range(10, 30):
+        use(cache, (number,), is_batch=True)
+
+    assert [number for number in range(1, 7) if cache.find((number,))] == [4, 5, 6]
+
+
+def test_watched_prefixes_make_room_when_nothing_else_is_left() -> None:
+    cache = KvCache(16)
+    use(cache, (1, 2), is_batch=False)
+    hold(cache, (7, 8, 9))
+
+    assert cache.find((1, 2)) == 1
+
+
+def test_what_is_evicted_is_not_watched_when_it_comes_back() -> None:
+    cache = KvCache(16)
+    use(cache, (1, 2), is_batch=False)
+    use(cache, (5, 6, 7, 8), is_batch=True)
+    use(cache, (1, 2), is_batch=True)
+    for number in range(10, 30):
+        use(cache, (number,), is_batch=True)
+
+    assert cache.find((1, 2)) == 0
+
+
+def test_a_hinted_batch_prefix_outlives_a_watched_one_until_the_hint_is_dropped() -> None:
+    cache = KvCache(16)
+    cache.hint({2: 5})
+    use(cache, (1, 2), is_batch=True)
+    use(cache, (3,), is_batch=False)
+    hold(cache, (7, 8))
+    assert (cache.find((1, 2)), cache.find((3,))) == (2, 0)
+
+    cache.free((7, 8), 0, is_batch=True)
+    cache.hint({2: 0})
+    use(cache, (3,), is_batch=False)
+    for number in range(10, 30):
+        use(cache, (number,), is_batch=True)
+    assert (cache.find((1, 2)), cache.find((3,))) == (0, 1)
+
+
+@pytest.mark.parametrize("is_batch", [True, False])
+def test_without_other_classes_the_last_use_alone_counts(is_batch: bool) -> None:
+    cache = KvCache(16)
+    for number in (1, 2, 3, 4, 1, 5, 2):
+        use(cache, (number,), is_batch=is_batch)
+
+    # 2 was flushed by 5 and flushed 3 in its turn.
+    assert [number for number in range(1, 6) if cache.find((number,))] == [1, 2, 4, 5]
+
+
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["run", "end", "hint"]), PATHS, st.integers(0, 3))))
+@given(
+    st.lists(st.tuples(st.sampled_from(["run", "batch", "end", "hint"]), PATHS, st.integers(0, 3)))
+)
 def test_a_cache_agrees_with_sets_of_prefixes(steps: list[tuple[str, list[int], int]]) -> None:
     cache = KvCache(60)
     running: list[tuple[tuple[int, ...], int]] = []
+    classes: list[bool] = []
     told: set[int] = set()
     for kind, path, extra in steps:
         # Digits of base 4 number the prefixes of a path.
@@ -109,7 +194,8 @@ def test_a_cache_agrees_with_sets_of_prefixes(steps: list[tuple[str, list[int], 
             sum(4**i * (n + 1) for i, n in enumerate(path[:d])) for d in range(1, len(path) + 1)
         )
         if kind == "end" and running:
-            cache.free(*running.pop(extra % len(running)))
+            number = extra % len(running)
+            cache.free(*running.pop(number), is_batch=classes.pop(number))
         elif kind == "hint":
             cache.hint({chain[-1]: extra})
         else:
@@ -118,6 +204,7 @@ def test_a_cache_agrees_with_sets_of_prefixes(steps: list[tuple[str, list[int], 
             if need <= 60:
                 hold(cache, chain, extra)
                 running.append((chain, extra))
+                classes.append(kind == "batch")
         held = {digest for chain, _ in running for digest in chain}
         stored, evicted = cache.take_changes()
         told = (told | set(stored)) - set(evicted)

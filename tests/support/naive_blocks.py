@@ -11,12 +11,16 @@ History = tuple[str | int, ...]
 
 @dataclass
 class NaiveBlock:
-    """A block: whose it is, and the salt and tokens it ends, if lookups may find it."""
+    """A block: whose it is, and the salt and tokens it ends, if lookups may find it.
+
+    It is watched if somebody waited for a sequence that held it.
+    """
 
     holders: list[str] = field(default_factory=list)
     history: History | None = None
     published_at: int = 0
     computed: bool = True
+    watched: bool = False
 
 
 class NaiveBlocks:
@@ -60,27 +64,30 @@ class NaiveBlocks:
         if wanted > len(self.free_list):
             return False
         for number in self.free_list[:wanted]:
-            self.blocks[number].history = None
+            self.blocks[number].history, self.blocks[number].watched = None, False
             self.hold(seq_id, [number])
         for index, number in enumerate(table):
             if start < (index + 1) * self.block_size <= end:
                 self._publish(self.blocks[number], (salt, *tokens[: (index + 1) * self.block_size]))
         return True
 
-    def drop(self, seq_id: str) -> None:
+    def drop(self, seq_id: str, *, is_batch: bool) -> None:
         """Take everything from a sequence; what it promised and did not compute is forgotten."""
         useless = []
+        is_watched = not is_batch
         for number in reversed(self.tables.pop(seq_id, [])):
             block = self.blocks[number]
+            is_watched = block.watched = block.watched or is_watched
             block.holders.remove(seq_id)
             if block.holders:
                 continue
             if not block.computed:
                 block.history, block.computed = None, True
             if block.history is None:
+                block.watched = False
                 useless.append(number)
             else:
-                self.free_list.append(number)
+                self._rest(number)
         self.free_list = useless + self.free_list
 
     def step_ended(self) -> None:
@@ -92,7 +99,18 @@ class NaiveBlocks:
         """All promises are broken."""
         for block in self.blocks:
             if not block.computed:
-                block.history, block.computed = None, True
+                block.history, block.computed, block.watched = None, True, False
+
+    def _rest(self, number: int) -> None:
+        """The watched ones are the end of the list; where it is half of all, its first falls."""
+        watched = [other for other in self.free_list if self.blocks[other].watched]
+        if self.blocks[number].watched:
+            self.free_list.append(number)
+            watched.append(number)
+            if len(watched) > len(self.blocks) // 2:
+                self.blocks[watched[0]].watched = False
+        else:
+            self.free_list.insert(len(self.free_list) - len(watched), number)
 
     def _publish(self, block: NaiveBlock, history: History) -> None:
         self._num_published += 1

@@ -16,8 +16,8 @@ class KvCache:
 
     The unit of capacity is a KV block.  A routing hash stands for ``ROUTING_STRIDE`` of them and is
     found, kept and evicted as one; blocks without a hash (output, the rest of a prompt) are only
-    counted.  What only batch sequences held leaves before what somebody waited for, up to a share of
-    the blocks, and hashes up to one that was hinted leave last.  What is held is prefix-closed:
+    counted.  What only batch sequences held leaves before what somebody waited for, see
+    ``IdleHashes``, and hashes up to one that was hinted leave last.  What is held is prefix-closed:
     whoever holds a hash holds those before it.
     """
 

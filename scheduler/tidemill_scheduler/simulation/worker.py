@@ -346,4 +346,6 @@ def _count_shared(seq: Sequence, before: Sequence | None, known: int) -> int:
         return known
     left, right = seq.chain, before.chain
     shared = range(min(len(left), len(right)))
+    if known >= len(shared) or left[known] != right[known]:
+        return known
     return bisect_left(shared, True, lo=known, key=lambda index: left[index] != right[index])

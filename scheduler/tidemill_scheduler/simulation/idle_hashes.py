@@ -1,0 +1,66 @@
+"""Hashes in a simulated cache that no sequence holds, in the order in which they are evicted."""
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class IdleHashes:
+    """Least recently used first, but those that only batch sequences held before all others.
+
+    A hash that somebody waited for is *watched*.  At most ``most_watched`` idle ones are so: what
+    is beyond falls back, the least recently used first, and is then evicted as if a batch sequence
+    had let go of it at that moment.  So cold prefixes take no more than that from batch work, and
+    without batch sequences nothing but the last use counts.
+
+    Watched hashes begin their chains: who holds a hash holds those before it.
+    """
+
+    def __init__(self, most_watched: int) -> None:
+        self._most_watched = most_watched
+        self._batch: OrderedDict[int, None] = OrderedDict()
+        self._watched: OrderedDict[int, None] = OrderedDict()
+        # Idle or not: what was watched when it was let go of, and did not fall back since.
+        self._marks: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._batch) + len(self._watched)
+
+    def __contains__(self, digest: int) -> bool:
+        return digest in self._batch or digest in self._watched
+
+    def mark(self, digests: Sequence[int]) -> None:
+        """Note that these, a chain from its beginning, are watched from now on."""
+        self._marks.update(digests)
+
+    def add(self, tail: Sequence[int]) -> None:
+        """Take in the end of a chain, its last hash to be evicted first."""
+        marks = self._marks
+        if marks:
+            split = bisect_left(tail, True, key=lambda digest: digest not in marks)
+            self._watched.update(dict.fromkeys(reversed(tail[:split])))
+            tail = tail[split:]
+        self._batch.update(dict.fromkeys(reversed(tail)))
+        self._fall_back()
+
+    def remove(self, digest: int) -> None:
+        """Take out one that is held again."""
+        del (self._batch if digest in self._batch else self._watched)[digest]
+
+    def pop(self, count: int) -> list[int]:
+        """Take out those that are evicted next."""
+        num_batch = min(count, len(self._batch))
+        popped = [self._batch.popitem(last=False)[0] for _ in range(num_batch)]
+        popped += [self._watched.popitem(last=False)[0] for _ in range(count - num_batch)]
+        self._marks.difference_update(popped[num_batch:])
+        return popped
+
+    def forget(self, digests: Sequence[int]) -> None:
+        """Note that these, evicted from elsewhere, are watched no more."""
+        self._marks.difference_update(digests)
+
+    def _fall_back(self) -> None:
+        while len(self._watched) > self._most_watched:
+            digest = self._watched.popitem(last=False)[0]
+            self._marks.remove(digest)
+            self._batch[digest] = None
