@@ -17,6 +17,7 @@ from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.engine import Engine
 from tidemill_gpuworker.kv_cache import available_bytes
+from tidemill_gpuworker.model_config import load_model_config
 from tidemill_gpuworker.model_runner import ModelRunner
 from tidemill_gpuworker.output_processor import OutputProcessor
 from tidemill_gpuworker.sampler import LogprobsMode, Sampler
@@ -36,6 +37,7 @@ _GPU_STEP_TOKENS = 2048
 
 #: What a chunk of one token takes on the wire beside its logprobs, with room to spare.
 _CHUNK_BYTES = 4096
+_GPU_SWAP_GIB = 4.0
 
 
 def load_model(
@@ -47,6 +49,8 @@ def load_model(
     fit the model or the device.
     """
     device = _device(config.device)
+    swap_space_bytes = _swap_space_bytes(config, device)
+    max_model_len = config.max_model_len or load_model_config(config.model_dir).max_model_len
     tokenizer = Tokenizer.from_directory(config.model_dir)
     runner = ModelRunner(
         config.model_dir,
@@ -56,6 +60,9 @@ def load_model(
         num_blocks=config.num_gpu_blocks_override,
         kv_cache_bytes=_cache_bytes(config, device),
         memory_utilization=config.gpu_memory_utilization,
+        swap_space_bytes=swap_space_bytes,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=_step_tokens(config, device, max_model_len),
         max_model_len=config.max_model_len,
         num_threads=config.num_threads,
     )
@@ -108,14 +115,44 @@ def _check_max_logprobs(max_logprobs: int, vocab_size: int) -> None:
 
 
 def _step_config(config: WorkerConfig, device: str, max_model_len: int) -> StepConfig:
-    default = _CPU_STEP_TOKENS if device == "cpu" else _GPU_STEP_TOKENS
     return StepConfig(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or max(default, config.max_num_seqs),
+        max_num_batched_tokens=_step_tokens(config, device, max_model_len),
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        scheduling_mode=config.scheduling_mode,
         tpot_slo_seconds=config.tpot_slo_ms / 1000,
     )
+
+
+def _step_tokens(config: WorkerConfig, device: str, max_model_len: int) -> int:
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    default = _CPU_STEP_TOKENS if device == "cpu" else _GPU_STEP_TOKENS
+    # Without chunks the longest prompt is one of them.
+    longest = 0 if config.enable_chunked_prefill else max_model_len
+    return max(default, config.max_num_seqs, longest)
+
+
+def _swap_space_bytes(config: WorkerConfig, device: str) -> int:
+    """The size of the CPU tier, which is reached through the prefix cache's lookup alone."""
+    if not config.enable_prefix_caching or config.scheduling_mode == "static":
+        if config.swap_space or config.preemption_mode == "swap":
+            raise ConfigError(
+                "swapped blocks are found by the prefix cache, which is off",
+                fix="Leave out --swap-space and --preemption-mode, or enable prefix caching "
+                "and continuous scheduling.",
+            )
+        return 0
+    swap_space = config.swap_space
+    if swap_space is None:
+        swap_space = 0.0 if device == "cpu" else _GPU_SWAP_GIB
+    if config.preemption_mode == "swap" and not swap_space:
+        raise ConfigError(
+            "--preemption-mode swap has no swap space", fix="Give --swap-space, in GiB."
+        )
+    return int(swap_space * (1 << 30))
 
 
 def _engine(
@@ -129,7 +166,11 @@ def _engine(
         runner.num_blocks,
         config.block_size,
         watermark=config.watermark,
-        enable_prefix_caching=config.enable_prefix_caching,
+        enable_prefix_caching=(
+            config.enable_prefix_caching and config.scheduling_mode == "continuous"
+        ),
+        num_swap_blocks=runner.num_swap_blocks,
+        swap_on_preemption=config.preemption_mode == "swap",
     )
 
     def make_processor(seq: Sequence) -> OutputProcessor:

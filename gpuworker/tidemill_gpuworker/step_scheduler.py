@@ -7,6 +7,8 @@ from tidemill_gpuworker.batch_pause import BatchPause
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.length_check import check_length
 from tidemill_gpuworker.sequence import PriorityClass, Sequence, SequenceStatus
+from tidemill_gpuworker.slot_preemption import SlotPreemption
+from tidemill_gpuworker.static_batch import StaticBatch
 from tidemill_gpuworker.step_config import StepConfig
 from tidemill_gpuworker.step_draft import StepDraft
 from tidemill_gpuworker.step_plan import StepPlan
@@ -22,8 +24,9 @@ class StepScheduler:
     that wait.  So a prefill in progress stands still as long as more urgent ones use whole steps.
     A step that prefills for the interactive class leaves the decodes of the batch class out.
     When blocks run out, the least urgent running sequence is preempted, the newest of the batch
-    class first: it gives up its blocks and computes its tokens again later.  The most urgent one is
-    never preempted, so every sequence ends.
+    class first: it gives up its blocks and computes its tokens again later, but for those that are
+    found in the cache or its CPU tier then.  The most urgent one is never preempted, so every
+    sequence ends.  Interactive sequences take the places of batch ones if all are taken.
 
     Sequences that share a prefix compute it once: whoever is first is its *leader*, and followers
     either are admitted in the same step, after the leader's tokens, or wait until its next block
@@ -48,6 +51,10 @@ class StepScheduler:
         self._sequences: dict[str, Sequence] = {}
         self._num_added = 0
         self._pause = BatchPause(config.max_paused_steps)
+        self._slots = SlotPreemption(config, block_manager)
+        self._batch: StaticBatch | None = None
+        if config.scheduling_mode == "static":
+            self._batch = StaticBatch(config.max_num_seqs, config.max_model_len, block_manager)
         self._plan: StepPlan | None = None
         self._admitted: list[Sequence] = []
 
@@ -119,6 +126,7 @@ class StepScheduler:
     def schedule(self) -> StepPlan:
         """Decide the next step and give its tokens their blocks; empty only without work."""
         assert self._plan is None, "the last step has neither ended nor failed"
+        displaced = self._displace()
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for seq in self.running:
@@ -126,6 +134,7 @@ class StepScheduler:
         paused = self._pause.choose(decodes, is_wanted=self._has_interactive_prefill(prefills))
         decodes = [seq for seq in decodes if seq not in paused] if paused else decodes
         draft = StepDraft(self.config.max_num_batched_tokens, self._time_budget(decodes))
+        draft.displaced = displaced
         self._continue(decodes, draft)
         self._prefill(PriorityClass.INTERACTIVE, prefills, draft)
         # A leader of another class counts too: its tokens are what interactive followers wait for.
@@ -136,7 +145,7 @@ class StepScheduler:
         self._prefill(PriorityClass.STANDARD, prefills, draft)
         self._prefill(PriorityClass.BATCH, prefills, draft)
         self._pause.count(is_pause=any(seq not in draft for seq in paused))
-        plan = draft.plan()
+        plan = draft.plan(self.block_manager.copies)
         self._plan = plan if plan.scheduled else None
         return plan
 
@@ -189,8 +198,9 @@ class StepScheduler:
     ) -> None:
         self._continue([s for s in prefills if s.priority_class is priority_class], draft)
         # Blocks are short after a preemption: whoever came in now would be preempted next.
-        if self._waiting and not draft.preempted:
-            self._admit_waiting(self._waiting.of_class(priority_class), draft)
+        is_short = draft.preempted or (draft.displaced and priority_class is PriorityClass.BATCH)
+        if self._waiting and not is_short:
+            self._admit_waiting(self._candidates(priority_class), draft)
 
     def _continue(self, seqs: Iterable[Sequence], draft: StepDraft) -> None:
         for seq in seqs:
@@ -215,9 +225,29 @@ class StepScheduler:
         # Whoever comes in leaves enough for all that came before, and may follow the victim.
         assert not self._admitted, f"{victim.seq_id} is preempted in a step that admitted others"
         draft.withdraw(victim)
+        self._preempt_one(victim)
+
+    def _preempt_one(self, victim: Sequence) -> None:
         victim.num_preemptions += 1
         self.num_preemptions += 1
+        self.block_manager.preempt(victim)
         self._put_back(victim)
+
+    def _displace(self) -> list[Sequence]:
+        waiting = self._waiting.of_class(PriorityClass.INTERACTIVE)
+        if self._batch is not None:
+            self._batch.form(self._waiting, is_idle=not self._running)
+            return []
+        if len(self._running) + len(waiting) <= self.config.max_num_seqs:
+            return []
+        victims = self._slots.choose(waiting, self.running)
+        for victim in victims:
+            self._preempt_one(victim)
+        return victims
+
+    def _candidates(self, priority_class: PriorityClass) -> list[Sequence]:
+        waiting = self._waiting.of_class(priority_class)
+        return waiting if self._batch is None else [seq for seq in waiting if seq in self._batch]
 
     def _put_back(self, seq: Sequence) -> None:
         del self._running[seq.seq_id]
@@ -266,6 +296,8 @@ class StepScheduler:
         num_tokens = self._chunk(num_cached, seq.num_tokens - num_cached, draft)
         # Alone in the cache, a sequence may fill it to the last block.
         reserved = owed + self._num_spare_blocks(seq) if self._running else 0
+        if self._batch is not None:
+            reserved = 0
         if not num_tokens or not blocks.can_admit(seq, prefix, reserved):
             return False
         self._waiting.remove(seq)
@@ -275,6 +307,8 @@ class StepScheduler:
         blocks.adopt_prefix(seq, prefix)
         allocated = blocks.allocate(seq, num_tokens)
         assert allocated, "can_admit counted the blocks"
+        if self._batch is not None:
+            blocks.reserve(seq, self.config.max_model_len)
         self._admitted.append(seq)
         self._schedule(seq, num_tokens, draft)
         return True

@@ -4,12 +4,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE
 from tidemill.protocol.sampling import ALL_LOGPROBS, DEFAULT_MAX_LOGPROBS
 from tidemill.service.config import ServiceConfig
+from tidemill_gpuworker.step_config import SchedulingMode
 
 _DESCRIPTION = """\
 Serve one model: take jobs from the broker, generate, and write the tokens back.
@@ -23,6 +24,8 @@ Settings shared by all processes come from the environment: TIDEMILL_REDIS_URL, 
 TIDEMILL_LOG_LEVEL, TIDEMILL_LEASE_SECONDS, TIDEMILL_BEAT_SECONDS.
 """
 
+PreemptionMode = Literal["recompute", "swap"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
@@ -35,12 +38,16 @@ class WorkerConfig:
     served_model_name: str
     redis_url: str
     service: ServiceConfig
+    task: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
     block_size: int = DEFAULT_BLOCK_SIZE
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
+    enable_chunked_prefill: bool = True
+    scheduling_mode: SchedulingMode = "continuous"
+    enforce_eager: bool = False
     tpot_slo_ms: float = 0.0
     max_model_len: int | None = None
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
@@ -50,6 +57,8 @@ class WorkerConfig:
     gpu_memory_utilization: float = 0.9
     watermark: float = 0.01
     enable_prefix_caching: bool = True
+    swap_space: float | None = None
+    preemption_mode: PreemptionMode = "recompute"
     num_threads: int | None = None
     metrics_port: int | None = None
     max_step_seconds: float = 60.0
@@ -102,6 +111,12 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--served-model-name", metavar="NAME", help="name that jobs ask for (the directory's name)"
+    )
+    group.add_argument(
+        "--task",
+        default="auto",
+        choices=("auto", "generate", "embed", "score", "transcribe"),
+        help="what the model is for; auto goes by its files (auto)",
     )
     group.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:N, or auto: a GPU if there is one (auto)"
@@ -159,7 +174,8 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         type=_share,
         default=0.9,
         metavar="SHARE",
-        help="share of the GPU's free memory that the KV cache takes (%(default)s)",
+        help="share of the GPU's memory that this worker may use: weights, the largest step and"
+        " the KV cache, which gets the rest (%(default)s)",
     )
     group.add_argument(
         "--watermark",
@@ -173,6 +189,20 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="keep the KV blocks of finished jobs and reuse equal prefixes (on)",
+    )
+    group.add_argument(
+        "--swap-space",
+        type=_gib,
+        metavar="GIB",
+        help="host memory for KV blocks that left the device; found there, they are not computed"
+        " again (4; on a CPU 0)",
+    )
+    group.add_argument(
+        "--preemption-mode",
+        choices=("recompute", "swap"),
+        default="recompute",
+        help="where the blocks of a job that makes room go: overwritten at need, or to"
+        " the swap space at once (%(default)s)",
     )
 
 
@@ -197,6 +227,24 @@ def _add_step_options(group: argparse._ArgumentGroup) -> None:
         default=0,
         metavar="TOKENS",
         help="cut longer prompts into chunks of so many tokens; 0: only by the step's room (0)",
+    )
+    group.add_argument(
+        "--enable-chunked-prefill",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let a prompt take several steps; without, --max-num-batched-tokens must hold the"
+        " longest one (on)",
+    )
+    group.add_argument(
+        "--scheduling-mode",
+        choices=("continuous", "static"),
+        default="continuous",
+        help="static runs one batch after another, as a baseline for measurements (%(default)s)",
+    )
+    group.add_argument(
+        "--enforce-eager",
+        action="store_true",
+        help="accepted for scripts written for vLLM: steps are never captured as CUDA graphs",
     )
     group.add_argument(
         "--tpot-slo-ms",
@@ -277,6 +325,13 @@ def _share(text: str) -> float:
     value = float(text)
     if not 0.0 <= value < 1.0:
         raise argparse.ArgumentTypeError(f"{text} is not a share from 0 up to 1")
+    return value
+
+
+def _gib(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of GiB")
     return value
 
 

@@ -122,7 +122,7 @@ def test_without_steps_to_pause_batch_decodes_go_on() -> None:
 
 
 def test_batch_decodes_go_on_while_an_interactive_prompt_waits_for_their_place() -> None:
-    scheduler = make_scheduler(max_num_seqs=2)
+    scheduler = make_scheduler(max_num_seqs=2, max_displacements=0)
     seqs = [add(scheduler, 4, BATCH) for _ in range(2)]
     advance(scheduler)
     add(scheduler, 10, INTERACTIVE)
@@ -140,7 +140,7 @@ def test_batch_decodes_go_on_while_an_interactive_prompt_waits_for_their_blocks(
 
 
 def test_decodes_that_go_on_after_all_are_not_left_out_for_want_of_time() -> None:
-    scheduler = make_scheduler(max_num_seqs=8, tpot_slo_seconds=0.5)
+    scheduler = make_scheduler(max_num_seqs=8, max_displacements=0, tpot_slo_seconds=0.5)
     scheduler.step_cost = StepCost(base=2.0, per_token=1.0, per_pair=0.0, per_context=0.0)
     seqs = [add(scheduler, 3, BATCH) for _ in range(7)]
     seqs.append(add(scheduler, 3, STANDARD))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.fake_engine import FakeProcessor, FakeRunner, FakeSampler, generate, make_seq
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.engine import Engine
+from tidemill_gpuworker.places import NO_BLOCK
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.step_config import StepConfig
 from tidemill_gpuworker.step_plan import StepPlan
@@ -42,6 +43,10 @@ class Limits:
     chunked: bool
     caching: bool
     most_paused: int
+    num_swap_blocks: int = 0
+    swaps_first: bool = False
+    window: int | None = None
+    static: bool = False
 
     @property
     def max_model_len(self) -> int:
@@ -56,9 +61,16 @@ class Limits:
             long_prefill_token_threshold=self.threshold,
             enable_chunked_prefill=self.chunked,
             max_paused_steps=self.most_paused,
+            scheduling_mode="static" if self.static else "continuous",
         )
         blocks = BlockManager(
-            self.num_blocks, self.block_size, watermark=0.1, enable_prefix_caching=self.caching
+            self.num_blocks,
+            self.block_size,
+            watermark=0.1,
+            enable_prefix_caching=self.caching,
+            num_swap_blocks=self.num_swap_blocks,
+            swap_on_preemption=self.swaps_first,
+            window=self.window,
         )
         return StepScheduler(config, blocks)
 
@@ -89,6 +101,10 @@ LIMITS = st.builds(
     chunked=st.sampled_from([True, True, True, False]),
     caching=st.sampled_from([True, True, True, False]),
     most_paused=st.sampled_from([0, 1, 3, 64]),
+    num_swap_blocks=st.sampled_from([0, 0, 1, 4, 30]),
+    swaps_first=st.booleans(),
+    window=st.sampled_from([None, None, None, 1, 3, 8]),
+    static=st.sampled_from([False, False, False, False, True]),
 )
 FAILURES = st.sets(st.integers(1, 25), max_size=4)
 
@@ -98,7 +114,7 @@ class CheckedRunner(FakeRunner):
 
     def __init__(self, scheduler: StepScheduler) -> None:
         blocks = scheduler.block_manager
-        super().__init__(blocks.num_blocks, blocks.block_size)
+        super().__init__(blocks.num_blocks, blocks.block_size, blocks.window)
         self.scheduler = scheduler
 
     def execute(self, plan: StepPlan) -> list[int]:
@@ -137,6 +153,8 @@ class CheckedRunner(FakeRunner):
     def contents(self, seq: Sequence) -> Iterator[tuple[int, object]]:
         """What each block of ``seq`` is for; equal for two holders of a full block only."""
         for index, block in enumerate(seq.block_table):
+            if block == NO_BLOCK:
+                continue
             end = (index + 1) * self.block_size
             if end <= seq.num_tokens:
                 yield block, (seq.extra_keys, seq.token_slice(0, end))
@@ -212,7 +230,7 @@ def test_every_sequence_gets_its_own_tokens_and_every_block_comes_back(
     work.run()
 
     for _, seq in work.jobs:
-        expected = generate(seq.prompt_ids, work.num_wanted(seq))
+        expected = generate(seq.prompt_ids, work.num_wanted(seq), limits.window)
         told = work.told[seq.seq_id]
         if seq.seq_id in work.aborted:
             assert told == expected[: len(told)]

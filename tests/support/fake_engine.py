@@ -10,6 +10,7 @@ from hashlib import sha256
 from itertools import count
 
 from tidemill.protocol.sampling import SamplingParams
+from tidemill_gpuworker.block_copies import BlockCopies
 from tidemill_gpuworker.sampled_token import SampledToken
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
@@ -25,11 +26,11 @@ def next_token(history: List[int]) -> int:
     return int.from_bytes(digest[:4], "big") % VOCAB_SIZE
 
 
-def generate(prompt: List[int], num_tokens: int) -> list[int]:
+def generate(prompt: List[int], num_tokens: int, window: int | None = None) -> list[int]:
     """What a sequence must generate, computed without any engine."""
     history = list(prompt)
     for _ in range(num_tokens):
-        history.append(next_token(history))
+        history.append(next_token(history if window is None else history[-window:]))
     return history[len(prompt) :]
 
 
@@ -37,12 +38,14 @@ class FakeRunner:
     """Stores token ids in a paged cache, all rows of a step before it reads any.
 
     ``fail_before`` and ``fail_after`` are numbers of steps that raise before or after they have
-    written to the cache.
+    written to the cache.  Swap slots are lists of their own, so copies can go wrong too.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, window: int | None = None) -> None:
         self.block_size = block_size
+        self.window = window
         self.cache: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.tier: dict[int, list[int | None]] = {}
         self.plans: list[StepPlan] = []
         self.fail_before: set[int] = set()
         self.fail_after: set[int] = set()
@@ -53,11 +56,20 @@ class FakeRunner:
         number = len(self.plans)
         if number in self.fail_before:
             raise RuntimeError(f"step {number} fails before it computes")
+        self._copy(plan.copies)
         for item in plan.scheduled:
             self._store(item)
         if number in self.fail_after:
             raise RuntimeError(f"step {number} fails after it computed")
         return [next_token(self._load(item)) for item in plan.sampling]
+
+    def _copy(self, copies: BlockCopies) -> None:
+        for copy in copies.outs:
+            self.tier[copy.target] = list(self.cache[copy.source])
+        for target, content in [(c.target, list(self.cache[c.source])) for c in copies.forks]:
+            self.cache[target] = content
+        for copy in copies.ins:
+            self.cache[copy.target] = list(self.tier[copy.source])
 
     def _store(self, item: ScheduledSequence) -> None:
         tokens = item.seq.token_slice(item.start, item.end)
@@ -67,8 +79,10 @@ class FakeRunner:
 
     def _load(self, item: ScheduledSequence) -> list[int]:
         tokens = []
-        for position in range(item.end):
+        first = 0 if self.window is None else max(0, item.end - self.window)
+        for position in range(first, item.end):
             block, offset = divmod(position, self.block_size)
+            assert item.seq.block_table[block] >= 0, f"the block of position {position} is gone"
             token = self.cache[item.seq.block_table[block]][offset]
             assert token is not None, f"position {position} was never written"
             tokens.append(token)
