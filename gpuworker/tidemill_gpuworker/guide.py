@@ -1,8 +1,10 @@
 """What a structural constraint does to sampling."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+if TYPE_CHECKING:
+    # Slow to load, and not needed by what decides which sequences run.
+    import torch
 
 
 class Guide(Protocol):
@@ -20,7 +22,7 @@ class Guide(Protocol):
     def has_ended(self) -> bool:
         """Whether the output is complete and EOS tokens alone may come, ``min_tokens`` or not."""
 
-    def fill_mask(self, row: torch.Tensor) -> None:
+    def fill_mask(self, row: "torch.Tensor") -> None:
         """Write which tokens may come next.
 
         ``row`` is int32 [ceil(vocabulary / 32)] on the CPU; bit ``t % 32`` of word ``t // 32`` is

@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
+from typing import TYPE_CHECKING
 
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.prefix import ExtraKeys
 from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.guide import Guide
-from tidemill_gpuworker.sampling_row import SamplingState
+
+if TYPE_CHECKING:
+    # It loads torch, which is slow and not needed by what decides which sequences run.
+    from tidemill_gpuworker.sampling_row import SamplingState
 
 
 class SequenceStatus(Enum):
@@ -51,7 +55,7 @@ class Sequence:
     #: Which tokens a structural constraint allows next; None without one.
     guide: Guide | None = None
     #: What the sampler keeps from step to step.
-    sampling_state: SamplingState | None = None
+    sampling_state: "SamplingState | None" = None
     #: Of the prompt's tokens, as far as they are known; the model runner sets them.
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     #: Length of the text that was published with these; None if it is what they make certain.

@@ -91,6 +91,16 @@ def test_a_worker_without_a_broker_is_told_how_to_name_it() -> None:
     assert "TIDEMILL_REDIS_URL" in caught.value.fix
 
 
+def test_what_decides_which_sequences_run_does_not_load_torch() -> None:
+    # Tests and simulations start it in many processes.
+    code = (
+        "import sys, tidemill_gpuworker.engine, tidemill_gpuworker.worker_process\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_help_comes_without_loading_torch() -> None:
     code = (
         "import sys; from tidemill_gpuworker.__main__ import main\n"

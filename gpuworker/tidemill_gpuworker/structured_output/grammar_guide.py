@@ -1,11 +1,14 @@
 """A grammar's state in one sequence."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
 from llguidance import LLMatcher
 
 from tidemill.protocol.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import torch
 
 
 class GrammarGuide:
@@ -30,7 +33,7 @@ class GrammarGuide:
         """Whether the text so far is one that the grammar accepts."""
         return self._matcher.is_accepting()
 
-    def fill_mask(self, row: torch.Tensor) -> None:
+    def fill_mask(self, row: "torch.Tensor") -> None:
         """Write which tokens may come next, see ``Guide``.
 
         Raises ``InvalidRequest`` if that costs more than one step may.
