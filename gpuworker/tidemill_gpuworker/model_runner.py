@@ -26,7 +26,7 @@ from tidemill_gpuworker.linear import can_pack
 from tidemill_gpuworker.loader import Checkpoint
 from tidemill_gpuworker.memory_profile import largest_step, measure_memory
 from tidemill_gpuworker.model_config import ModelConfig, load_model_config
-from tidemill_gpuworker.models.llama import LlamaModel
+from tidemill_gpuworker.models.decoder import Decoder
 from tidemill_gpuworker.prompt_scorer import score_prompts
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
@@ -82,7 +82,7 @@ class ModelRunner:
         swap_space_bytes: host memory for blocks that left the device.
         max_num_seqs: sequences, and
         max_num_batched_tokens: tokens of the largest step, which a GPU needs room for.
-        max_model_len: longest context; None for the model's own limit.
+        max_model_len: longest context; None for the one the model was made for.
         num_threads: CPU threads of torch and the kernels, for the whole process; None leaves them.
 
     Raises:
@@ -192,7 +192,12 @@ class ModelRunner:
         self.revision = checkpoint.revision()
         self._weight_bytes = checkpoint.num_bytes
         num_positions = min(self.max_model_len, self._most_tokens(num_bytes, num_blocks))
-        model = LlamaModel(self.model_config, checkpoint, num_positions)
+        model = Decoder(
+            self.model_config,
+            checkpoint,
+            max_model_len=self.max_model_len,
+            num_positions=num_positions,
+        )
         checkpoint.check_layers_taken()
         return model
 
@@ -268,7 +273,7 @@ def peak_resident_bytes() -> int:
 
 def _context_limit(config: ModelConfig, wanted: int | None) -> int:
     if wanted is None:
-        return config.max_model_len
+        return config.default_model_len
     if not 1 <= wanted <= config.max_model_len:
         raise ConfigError(
             f"max_model_len {wanted} is outside 1 to {config.max_model_len}, the model's context",

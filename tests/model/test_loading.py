@@ -16,6 +16,7 @@ from tidemill_gpuworker.kv_cache import num_blocks_in
 from tidemill_gpuworker.loader import Checkpoint
 from tidemill_gpuworker.model_config import load_model_config
 from tidemill_gpuworker.model_runner import ModelRunner, choose_dtype
+from tidemill_gpuworker.rope import RopeConfig
 
 CPU = torch.device("cpu")
 
@@ -94,25 +95,34 @@ def test_the_revision_tells_configs_apart(tmp_path: Path) -> None:
     assert checkpoint.revision() != before
 
 
-def test_a_sliding_window_limits_the_context(tmp_path: Path) -> None:
+def test_a_sliding_window_does_not_limit_the_context(tmp_path: Path) -> None:
     config = transformers.MistralConfig(sliding_window=128, max_position_embeddings=1024)
-    assert load_model_config(write_config(tmp_path, config)).max_model_len == 128
+    read = load_model_config(write_config(tmp_path, config))
+    assert (read.max_model_len, read.default_model_len, read.window) == (1024, 1024, 128)
+
+
+def test_a_window_that_is_left_out_is_the_one_transformers_takes(tmp_path: Path) -> None:
+    write_config(tmp_path, transformers.MistralConfig())
+    raw = json.loads((tmp_path / "config.json").read_text())
+    del raw["sliding_window"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert load_model_config(tmp_path).window == transformers.MistralConfig().sliding_window
 
 
 def test_a_switched_off_window_limits_nothing(tmp_path: Path) -> None:
     config = transformers.Qwen2Config(max_position_embeddings=8192)
     write_config(tmp_path, config, sliding_window=4096, use_sliding_window=False)
-    assert load_model_config(tmp_path).max_model_len == 8192
+    assert load_model_config(tmp_path).window is None
 
 
 def test_the_older_layout_of_a_config_is_read_alike(tmp_path: Path) -> None:
     new = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}
     config = transformers.LlamaConfig(rope_parameters=new)
-    read = load_model_config(write_config(tmp_path, config)).rope
+    read = load_model_config(write_config(tmp_path, config)).layers[0].rope
     old = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
     write_config(tmp_path, config, rope_parameters=None, **old)
-    assert (read.kind, read.theta, read.factor) == ("linear", 5e5, 2.0)
-    assert load_model_config(tmp_path).rope == read
+    assert read == RopeConfig(kind="linear", theta=5e5, factor=2.0)
+    assert load_model_config(tmp_path).layers[0].rope == read
 
 
 def test_a_cache_block_holds_keys_and_values_of_all_layers(tmp_path: Path) -> None:

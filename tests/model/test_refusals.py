@@ -49,8 +49,9 @@ def load(model_dir: Path, **options: Any) -> ModelRunner:
 
 def tables_of(runner: ModelRunner) -> list[torch.Tensor]:
     """Return the tensors with a row per position."""
-    rotary = vars(vars(runner)["_model"])["_rotary"]
-    return [value for value in vars(rotary).values() if isinstance(value, torch.Tensor)]
+    rotaries = vars(vars(runner)["_model"])["_rotaries"].values()
+    values = [value for rotary in rotaries for value in vars(rotary).values()]
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def refusal(model_dir: Path, kind: type[ModelError]) -> str:
@@ -230,11 +231,12 @@ def test_an_unsupported_architecture_is_named_with_those_that_are(model_dir: Pat
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"hidden_act": "gelu"}, "gelu"),
+        ({"hidden_act": "quick_gelu"}, "quick_gelu"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "yarn"),
+        ({"rope_parameters": {"rope_type": "axial", "rope_theta": 1e4, "factor": 2.0}}, "axial"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": None}, "dynamic"),
         ({"partial_rotary_factor": 0.5}, "part of each head"),
+        ({"use_bidirectional_attention": True}, "bidirectional"),
     ],
 )
 def test_a_feature_outside_the_family_is_unsupported(

@@ -1,0 +1,133 @@
+"""Grouped-query attention over the paged KV cache."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tidemill_gpuworker.inputs import StepInputs
+from tidemill_gpuworker.linear import Linear
+from tidemill_gpuworker.linear_loader import load_linear
+from tidemill_gpuworker.loader import Checkpoint
+from tidemill_gpuworker.model_config import LayerConfig, ModelConfig
+from tidemill_gpuworker.model_families import FAMILIES
+from tidemill_gpuworker.models.norms import Norm, load_norm
+from tidemill_gpuworker.models.rotary import Rotation
+from tidemill_gpuworker.rope import RopeConfig
+from tidemill_kernels import AttentionBackend
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What all layers share in one step."""
+
+    rotations: dict[RopeConfig, Rotation]
+    inputs: StepInputs
+    backend: AttentionBackend
+
+
+class QueryKeyNorms:
+    """Norms of queries and keys before they are rotated.
+
+    With ``per_head`` each head is normalised by itself, else all heads of a token together.
+    """
+
+    def __init__(self, query: Norm, key: Norm, *, per_head: bool) -> None:
+        self._norms = (query, key)
+        self._per_head = per_head
+
+    def __call__(self, heads: torch.Tensor, num_heads: int) -> torch.Tensor:
+        """Return ``heads`` [tokens, num_heads of queries, then of keys, head_dim] normalised."""
+        parts = heads.split_with_sizes([num_heads, heads.shape[1] - num_heads], dim=1)
+        pairs = zip(self._norms, parts, strict=True)
+        if self._per_head:
+            return torch.cat([norm(part) for norm, part in pairs], dim=1)
+        whole = [norm(part.flatten(1)).view(part.shape) for norm, part in pairs]
+        return torch.cat(whole, dim=1)
+
+
+class Attention:
+    """Writes the step's keys and values to the cache, then attends to what a layer may see."""
+
+    def __init__(
+        self, config: ModelConfig, layer: LayerConfig, checkpoint: Checkpoint, prefix: str
+    ) -> None:
+        self._num_heads = config.num_heads
+        self._num_kv_heads = config.num_kv_heads
+        self._head_dim = config.head_dim
+        self._rope = layer.rope
+        self._scale = config.attention_scale
+        self._window = layer.window
+        self._soft_cap = config.attention_soft_cap
+        self._qkv = _load_qkv(config, checkpoint, prefix)
+        self._output = load_linear(
+            checkpoint,
+            [f"{prefix}.o_proj"],
+            [config.hidden_size],
+            config.num_heads * config.head_dim,
+            with_bias=config.output_bias,
+        )
+        self._norms = _load_qk_norms(config, checkpoint, prefix)
+        self._sinks = _load_sinks(config, checkpoint, prefix)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        context: StepContext,
+    ) -> torch.Tensor:
+        """Return the attention output for ``x`` [tokens, hidden]; mutates the caches."""
+        num_positioned = self._num_heads + self._num_kv_heads
+        heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)
+        query, key = self._positioned(heads[:, :num_positioned], context)
+        value = heads[:, num_positioned:]
+        inputs, backend = context.inputs, context.backend
+        backend.reshape_and_cache(key, value, key_cache, value_cache, inputs.slot_mapping)
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        backend.paged_attention(
+            *(out, query, key_cache, value_cache, inputs.metadata, self._scale),
+            window=self._window,
+            soft_cap=self._soft_cap,
+            sinks=self._sinks,
+        )
+        return self._output(out.view(x.shape[0], -1))
+
+    def _positioned(
+        self, heads: torch.Tensor, context: StepContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._norms is not None:
+            heads = self._norms(heads, self._num_heads)
+        if self._rope is not None:
+            heads = context.rotations[self._rope](heads)
+        query, key = heads.split_with_sizes([self._num_heads, self._num_kv_heads], dim=1)
+        return query, key
+
+
+def _load_qkv(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> Linear:
+    heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+    rows = [count * config.head_dim for count in heads]
+    names = [f"{prefix}.{name}_proj" for name in "qkv"]
+    if FAMILIES[config.architecture].fused_qkv:
+        names, rows = [f"{prefix}.qkv_proj"], [sum(rows)]
+    return load_linear(checkpoint, names, rows, config.hidden_size, with_bias=config.qkv_bias)
+
+
+def _load_qk_norms(
+    config: ModelConfig, checkpoint: Checkpoint, prefix: str
+) -> QueryKeyNorms | None:
+    kind = FAMILIES[config.architecture].qk_norm
+    if not kind:
+        return None
+    per_head = kind == "head"
+    sizes = [1, 1] if per_head else [config.num_heads, config.num_kv_heads]
+    query, key = (
+        load_norm(config, checkpoint, f"{prefix}.{name}", count * config.head_dim)
+        for name, count in zip(("q_norm", "k_norm"), sizes, strict=True)
+    )
+    return QueryKeyNorms(query, key, per_head=per_head)
+
+
+def _load_sinks(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> torch.Tensor | None:
+    if not FAMILIES[config.architecture].has_sinks:
+        return None
+    return checkpoint.tensor(f"{prefix}.sinks", config.num_heads).float()

@@ -1,0 +1,84 @@
+"""Feed-forward blocks."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from tidemill_gpuworker.linear_loader import load_linear
+from tidemill_gpuworker.loader import Checkpoint
+from tidemill_gpuworker.model_config import ModelConfig
+from tidemill_gpuworker.model_families import FAMILIES
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+FeedForward = Callable[[torch.Tensor], torch.Tensor]
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+}
+
+
+class GatedMLP:
+    """down(activation(gate(x)) * up(x)).
+
+    Args:
+        config: the model's.
+        checkpoint: where the weights are.
+        prefix: what the names of the three layers start with.
+        inner: features between them.
+        names: the layers, as gate, up and down.
+        fused: whether gate and up come as one tensor, called ``gate_up_proj``.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        prefix: str,
+        inner: int,
+        *,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        fused: bool = False,
+    ) -> None:
+        hidden, bias = config.hidden_size, config.mlp_bias
+        inputs, rows = [f"{prefix}.{name}" for name in names[:2]], [inner, inner]
+        if fused:
+            inputs, rows = [f"{prefix}.gate_up_proj"], [2 * inner]
+        self._gate_up = load_linear(checkpoint, inputs, rows, hidden, with_bias=bias)
+        self._down = load_linear(
+            checkpoint, [f"{prefix}.{names[2]}"], [hidden], inner, with_bias=bias
+        )
+        self._activation = _ACTIVATIONS[config.activation]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the block's output for ``x`` [tokens, hidden]."""
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(self._activation(gate).mul_(up))
+
+
+class PlainMLP:
+    """c_proj(activation(c_fc(x)))."""
+
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> None:
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self._up = load_linear(checkpoint, [f"{prefix}.c_fc"], [inner], hidden, with_bias=bias)
+        self._down = load_linear(checkpoint, [f"{prefix}.c_proj"], [hidden], inner, with_bias=bias)
+        self._activation = _ACTIVATIONS[config.activation]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the block's output for ``x`` [tokens, hidden]."""
+        return self._down(self._activation(self._up(x)))
+
+
+def load_mlp(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> FeedForward:
+    """Return the dense block of the family; raises as ``load_linear`` does."""
+    kind = FAMILIES[config.architecture].mlp
+    if kind == "plain":
+        return PlainMLP(config, checkpoint, prefix)
+    fused = kind == "fused"
+    return GatedMLP(config, checkpoint, prefix, config.intermediate_size, fused=fused)

@@ -1,0 +1,153 @@
+"""Mixtures of experts: each token goes through the few experts that a router chooses for it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from tidemill_gpuworker.linear import make_linear
+from tidemill_gpuworker.linear_loader import load_linear
+from tidemill_gpuworker.loader import Checkpoint
+from tidemill_gpuworker.model_config import ModelConfig, MoeConfig
+from tidemill_gpuworker.model_families import FAMILIES, Experts
+from tidemill_gpuworker.models.mlp import FeedForward, GatedMLP
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The experts of each token and their weights, both [tokens, experts per token]."""
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+
+    def by_expert(self, num_experts: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Yield each expert that is wanted, the tokens that want it, and its weights for them.
+
+        Waits for the device once.
+        """
+        per_token = self.experts.shape[1]
+        wanted = self.experts.flatten()
+        order = wanted.argsort(stable=True)
+        tokens, weights = order // per_token, self.weights.flatten()[order]
+        start = 0
+        for expert, count in enumerate(wanted.bincount(minlength=num_experts).tolist()):
+            if count:
+                chosen = slice(start, start + count)
+                yield expert, tokens[chosen], weights[chosen]
+            start += count
+
+
+class SoftmaxRouter:
+    """Chooses the most probable experts; their probabilities are the weights."""
+
+    def __init__(self, config: ModelConfig, moe: MoeConfig, checkpoint: Checkpoint, name: str):
+        rows = [moe.num_experts]
+        self._scores = load_linear(checkpoint, [name], rows, config.hidden_size)
+        self._num_chosen = moe.num_experts_per_token
+        self._normalises = moe.normalises
+
+    def __call__(self, x: torch.Tensor) -> Routes:
+        """Return the routes of ``x`` [tokens, hidden]."""
+        probabilities = self._scores(x).float().softmax(dim=-1)
+        weights, experts = probabilities.topk(self._num_chosen, dim=-1)
+        if self._normalises:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return Routes(experts, weights.to(x.dtype))
+
+
+class TopRouter:
+    """Chooses the experts of the highest scores; a softmax over those gives the weights."""
+
+    def __init__(self, config: ModelConfig, moe: MoeConfig, checkpoint: Checkpoint, name: str):
+        rows = [moe.num_experts]
+        self._scores = load_linear(checkpoint, [name], rows, config.hidden_size, with_bias=True)
+        self._num_chosen = moe.num_experts_per_token
+
+    def __call__(self, x: torch.Tensor) -> Routes:
+        """Return the routes of ``x`` [tokens, hidden]."""
+        best, experts = self._scores(x).topk(self._num_chosen, dim=-1)
+        return Routes(experts, best.softmax(dim=-1))
+
+
+class ClampedExpert:
+    """An expert of GPT-OSS: down((clamp(up) + 1) * gate * sigmoid(alpha * gate))."""
+
+    def __init__(self, moe: MoeConfig, tensors: dict[str, torch.Tensor], index: int) -> None:
+        # Gate and up come interleaved, and both matrices are stored as [in, out].
+        gate_up = tensors["gate_up_proj"][index].T
+        bias = tensors["gate_up_proj_bias"][index]
+        self._gate_up = make_linear(
+            torch.cat((gate_up[::2], gate_up[1::2])), torch.cat((bias[::2], bias[1::2]))
+        )
+        self._down = make_linear(
+            tensors["down_proj"][index].T.contiguous(), tensors["down_proj_bias"][index].clone()
+        )
+        self._alpha, self._limit = moe.alpha, moe.limit
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the expert's output for ``x`` [tokens, hidden]."""
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        gate = gate.clamp(max=self._limit)
+        up = up.clamp(min=-self._limit, max=self._limit)
+        return self._down((up + 1) * (gate * torch.sigmoid(gate * self._alpha)))
+
+
+class SharedExpert:
+    """The expert that every token takes, weighted by a gate of its own."""
+
+    def __init__(self, config: ModelConfig, inner: int, checkpoint: Checkpoint, name: str) -> None:
+        self._expert = GatedMLP(config, checkpoint, name, inner)
+        self._gate = load_linear(checkpoint, [f"{name}_gate"], [1], config.hidden_size)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the expert's weighted output for ``x`` [tokens, hidden]."""
+        return functional.sigmoid(self._gate(x)) * self._expert(x)
+
+
+class SparseMLP:
+    """The weighted sum of the chosen experts, computed expert by expert."""
+
+    def __init__(
+        self, config: ModelConfig, moe: MoeConfig, checkpoint: Checkpoint, prefix: str
+    ) -> None:
+        layout = FAMILIES[config.architecture].experts or Experts()
+        router = TopRouter if layout.kind == "gpt_oss" else SoftmaxRouter
+        self._router = router(config, moe, checkpoint, f"{prefix}.{layout.router}")
+        name = f"{prefix}.{layout.experts}"
+        self._experts: list[FeedForward] = (
+            _load_clamped_experts(config, moe, checkpoint, name)
+            if layout.kind == "gpt_oss"
+            else [
+                GatedMLP(
+                    *(config, checkpoint, f"{name}.{index}", moe.intermediate_size),
+                    names=layout.projections,
+                )
+                for index in range(moe.num_experts)
+            ]
+        )
+        inner = moe.shared_intermediate_size
+        shared = f"{prefix}.{layout.shared}"
+        self._shared = SharedExpert(config, inner, checkpoint, shared) if inner else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the block's output for ``x`` [tokens, hidden]."""
+        total = torch.zeros_like(x)
+        for expert, tokens, weights in self._router(x).by_expert(len(self._experts)):
+            output = self._experts[expert](x[tokens])
+            total.index_add_(0, tokens, output * weights[:, None])
+        return total if self._shared is None else total.add_(self._shared(x))
+
+
+def _load_clamped_experts(
+    config: ModelConfig, moe: MoeConfig, checkpoint: Checkpoint, name: str
+) -> list[FeedForward]:
+    count, hidden, inner = moe.num_experts, config.hidden_size, moe.intermediate_size
+    shapes = {
+        "gate_up_proj": (count, hidden, 2 * inner),
+        "gate_up_proj_bias": (count, 2 * inner),
+        "down_proj": (count, inner, hidden),
+        "down_proj_bias": (count, hidden),
+    }
+    tensors = {part: checkpoint.tensor(f"{name}.{part}", *shape) for part, shape in shapes.items()}
+    return [ClampedExpert(moe, tensors, index) for index in range(count)]
