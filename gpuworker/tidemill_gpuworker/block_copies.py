@@ -54,6 +54,10 @@ class CopyLedger:
         self._outs: dict[int, int] = {}
         self._ins: dict[int, int] = {}
         self._forks: list[Fork] = []
+        #: Blocks that steps copied to the CPU tier, back, and on write, since the start.
+        self.num_outs = 0
+        self.num_ins = 0
+        self.num_forks = 0
 
     @property
     def forks(self) -> tuple[Fork, ...]:
@@ -96,6 +100,13 @@ class CopyLedger:
         if dropped:
             self._forks = [fork for fork in self._forks if fork.seq is not seq]
         return dropped
+
+    def commit_step(self) -> None:
+        """Count the copies, which the step has made, and begin the next step."""
+        self.num_outs += len(self._outs)
+        self.num_ins += len(self._ins)
+        self.num_forks += len(self._forks)
+        self.clear()
 
     def clear(self) -> None:
         """Begin the next step."""

@@ -94,6 +94,16 @@ class BlockManager:
         return self._pool.num_evictions
 
     @property
+    def num_swapped_in(self) -> int:
+        """Blocks that were copied back from the CPU tier since the start."""
+        return self._ledger.num_ins
+
+    @property
+    def num_swapped_out(self) -> int:
+        """Blocks that were copied to the CPU tier since the start."""
+        return self._ledger.num_outs
+
+    @property
     def usage(self) -> float:
         """Share of the blocks that sequences hold, 0 to 1."""
         return 1.0 - self.num_free_blocks / self.num_blocks
@@ -254,7 +264,7 @@ class BlockManager:
         self.tier.commit_step()
         for fork in self._ledger.forks:
             self._pool.release([fork.source], is_batch=True)
-        self._ledger.clear()
+        self._ledger.commit_step()
 
     def rollback_step(self) -> None:
         """Hide the blocks that the failed step was to fill; whoever shares them must free them."""
