@@ -55,7 +55,7 @@ class JobRunner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
-        self._grammars = grammars or GrammarDesk(None)
+        self._grammars = GrammarDesk(None) if grammars is None else grammars
         self._kinds = kinds
         self._publisher = publisher
         self._give_back = give_back

@@ -1,0 +1,215 @@
+"""Jobs wait for their grammars outside the engine, and nobody waits for them."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+from llguidance import LLMatcher
+
+from support.guided_engine import NoisyRunner, noisy_engine
+from support.tiny_tokenizers import byte_level_tokenizer
+from tidemill.protocol.calls import JobRef
+from tidemill.protocol.messages import GenerateRequest
+from tidemill.protocol.prefix import salt_keys
+from tidemill.protocol.sampling import SamplingParams
+from tidemill.protocol.structured import StructuredOutput
+from tidemill.service.grammar import grammar_of
+from tidemill_gpuworker.claims import Claim
+from tidemill_gpuworker.engine import Engine
+from tidemill_gpuworker.job_runner import JobRunner
+from tidemill_gpuworker.jobs import Job
+from tidemill_gpuworker.outbox import Generated, Update
+from tidemill_gpuworker.publisher import Publisher
+from tidemill_gpuworker.structured_output.compiler import GrammarCompiler
+from tidemill_gpuworker.structured_output.desk import GrammarDesk
+from tidemill_gpuworker.structured_output.vocabulary import vocabulary_of
+
+TOKENIZER = byte_level_tokenizer()
+VOCAB_SIZE = TOKENIZER.vocab_size
+VOCABULARY = vocabulary_of(TOKENIZER, VOCAB_SIZE)
+assert VOCABULARY is not None
+
+
+class Record:
+    """The publisher's part: remembers what it was told of each job."""
+
+    def __init__(self) -> None:
+        self.updates: dict[str, list[Update]] = {}
+
+    def open(self, job: Job, written: object) -> None:
+        self.updates.setdefault(job.job_id, [])
+
+    def generated(self, job: Job) -> Generated:
+        told = self.updates[job.job_id]
+        ids = [token_id for update in told for token_id in update.ids]
+        return Generated(ids, sum(len(update.text) for update in told))
+
+    def publish(self, updates: list[Update]) -> None:
+        for update in updates:
+            self.updates[update.job_id].append(update)
+
+    def text(self, job_id: str) -> str:
+        return "".join(update.text for update in self.updates[job_id])
+
+    def num_tokens(self, job_id: str) -> int:
+        return sum(len(update.ids) for update in self.updates[job_id])
+
+    def end(self, job_id: str) -> Any:
+        return next((u.end for u in self.updates[job_id] if u.end is not None), None)
+
+
+class SlowCompiler:
+    """Compiles one pattern at a time, each when the test says so, and counts."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.has_begun = threading.Event()
+        self.num_built = 0
+        self.now = 0.0
+
+    def build(self, structured: StructuredOutput) -> LLMatcher:
+        self.has_begun.set()
+        assert self.may_end.wait(20)
+        self.num_built += 1
+        assert VOCABULARY is not None
+        return LLMatcher(VOCABULARY, grammar_of(structured))
+
+    def clock(self) -> float:
+        return self.now
+
+
+class Stage:
+    """A job runner whose compiler is held back."""
+
+    def __init__(self) -> None:
+        assert VOCABULARY is not None
+        self.slow = SlowCompiler()
+        self.compiler = GrammarCompiler(
+            VOCABULARY, build=self.slow.build, clock=self.slow.clock, limit_seconds=10
+        )
+        self.woken = threading.Event()
+        self.engine: Engine = noisy_engine(TOKENIZER, VOCAB_SIZE)
+        self.record = Record()
+        self.runner = JobRunner(
+            self.engine,
+            cast(Publisher, self.record),
+            lambda job, reason: None,
+            grammars=GrammarDesk(self.compiler, wake=self.woken.set),
+        )
+
+    def admit(self, job_id: str, regex: str | None = None, num_tokens: int = 30) -> Claim:
+        structured = None if regex is None else StructuredOutput(regex=regex)
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=regex is None)
+        request = GenerateRequest(
+            model="m", prompt_ids=(1, 2, 3), params=params, structured=structured
+        )
+        job = Job(JobRef(job_id, "q"), 1)
+        claim = Claim(job, request, (1, 2, 3), 0, salt_keys(b"salt", None))
+        self.runner.admit(claim)
+        return claim
+
+    def run_until(self, holds: Callable[[], bool]) -> None:
+        for _ in range(300):
+            if holds():
+                return
+            assert self.runner.can_step
+            self.runner.step()
+        raise AssertionError("it never holds")
+
+    def let_compile(self) -> None:
+        self.slow.may_end.set()
+        assert self.woken.wait(20)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    made = Stage()
+    yield made
+    made.slow.may_end.set()
+    made.compiler.close()
+
+
+def test_a_slow_compilation_delays_no_step_of_another_job(stage: Stage) -> None:
+    stage.admit("guided", regex="ab+")
+    stage.admit("plain", num_tokens=30)
+    assert stage.slow.has_begun.wait(20)
+    assert stage.runner.num_held == 1
+    for num_steps in range(1, 31):
+        stage.runner.step()
+        assert stage.record.num_tokens("plain") == num_steps
+    assert stage.record.end("plain").state == "done"
+    assert cast(NoisyRunner, stage.engine._runner).num_steps == 30
+    assert stage.record.num_tokens("guided") == 0
+    stage.let_compile()
+    stage.run_until(lambda: not stage.runner.has_work)
+    assert stage.record.text("guided").startswith("ab")
+
+
+def test_a_worker_with_nothing_but_waiting_jobs_has_no_step_to_make(stage: Stage) -> None:
+    stage.admit("guided", regex="a")
+    assert stage.runner.has_work and not stage.runner.can_step
+    stage.let_compile()
+    assert stage.runner.can_step
+    stage.run_until(lambda: not stage.runner.has_work)
+    assert stage.record.text("guided") == "a"
+    assert not stage.runner.can_step
+
+
+def test_a_constraint_is_compiled_once(stage: Stage) -> None:
+    for number in range(5):
+        stage.admit(f"job-{number}", regex="ab")
+    stage.let_compile()
+    stage.run_until(lambda: not stage.runner.has_work)
+    stage.admit("later", regex="ab")
+    stage.run_until(lambda: not stage.runner.has_work)
+    assert stage.slow.num_built == 1
+    assert {stage.record.text(job_id) for job_id in stage.record.updates} == {"ab"}
+
+
+def test_a_job_whose_grammar_takes_too_long_fails_for_good(stage: Stage) -> None:
+    stage.admit("guided", regex="a")
+    assert stage.slow.has_begun.wait(20)
+    stage.slow.now = 9.9
+    assert not stage.runner.can_step
+    stage.slow.now = 10.1
+    stage.run_until(lambda: not stage.runner.has_work)
+    end = stage.record.end("guided")
+    assert end.state == "failed"
+    assert "structured.regex: it took more than 10 s to compile" in end.error
+
+
+def test_an_unsupported_constraint_fails_its_job_alone(stage: Stage) -> None:
+    assert VOCABULARY is not None
+    compiler = GrammarCompiler(VOCABULARY)
+    woken = threading.Event()
+    stage.runner._grammars = GrammarDesk(compiler, wake=woken.set)
+    stage.admit("plain", num_tokens=5)
+    stage.admit("guided", regex="(?=a)")
+    assert woken.wait(20)
+    stage.run_until(lambda: not stage.runner.has_work)
+    assert stage.record.end("plain").state == "done"
+    end = stage.record.end("guided")
+    assert end.state == "failed"
+    assert end.error.startswith("structured.regex: ") and "look-around" in end.error
+    compiler.close()
+
+
+def test_a_job_that_is_abandoned_while_it_waits_leaves_nothing(stage: Stage) -> None:
+    claim = stage.admit("guided", regex="a")
+    stage.runner.abandon(claim.job)
+    assert not stage.runner.has_work and stage.runner.num_held == 0
+    stage.let_compile()
+    assert not stage.runner.can_step
+    assert [left.job_id for left in stage.runner.take_departed()] == ["guided"]
+
+
+def test_a_worker_without_grammars_refuses_by_name() -> None:
+    record = Record()
+    stage = Stage()
+    stage.runner = JobRunner(
+        stage.engine, cast(Publisher, record), lambda job, reason: None, grammars=GrammarDesk(None)
+    )
+    stage.admit("guided", regex="a")
+    assert not stage.runner.has_work
+    assert record.end("guided").error.startswith("structured: this worker cannot enforce")
