@@ -3,6 +3,7 @@
 import pytest
 
 from support.fake_engine import make_seq
+from tidemill.protocol.prefix import hash_blocks
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.free_blocks import FreeBlocks
 from tidemill_gpuworker.sequence import Sequence
@@ -134,7 +135,8 @@ def test_without_other_classes_the_last_use_alone_counts(priority: int) -> None:
     assert cached == [4, 4, 0, 4, 4]
 
 
-def test_a_head_of_which_there_are_two_copies_outlives_its_watched_tail() -> None:
+@pytest.mark.parametrize("num_taken", range(1, NUM_BLOCKS + 1))
+def test_a_head_of_which_there_are_two_copies_outlives_its_watched_tail(num_taken: int) -> None:
     blocks = BlockManager(NUM_BLOCKS, 1)
     # Neither finds the other's blocks, so each has a copy; the batch sequence's is found.
     batch, watched = make_seq([7] * 4, priority=BATCH), make_seq([7] * 4, priority=STANDARD)
@@ -148,14 +150,15 @@ def test_a_head_of_which_there_are_two_copies_outlives_its_watched_tail() -> Non
     watched.num_computed_tokens = 6
     blocks.commit_step()
     blocks.free(watched)
+    prompt = [7] * 4 + [1] * 2
     # It holds the batch sequence's copy of the head and the other's tail.
-    run_once(blocks, [7] * 4 + [1] * 2, BATCH)
+    run_once(blocks, prompt, BATCH)
 
-    for number in range(1000, 1020):
-        run_once(blocks, [number] * 9, STANDARD)
-        run_once(blocks, [number + 1000] * 3, BATCH)
-        found = [num_cached(blocks, ([7] * 4 + [1] * 2)[:end]) for end in range(1, 7)]
-        assert found == [min(end, found[-1]) for end in range(1, 7)]
+    admit(blocks, list(range(1000, 1000 + num_taken)), BATCH)
+
+    find = blocks._pool.find
+    found = [find(block_hash) is not None for block_hash in hash_blocks(prompt, 1)]
+    assert found == sorted(found, reverse=True)
 
 
 def test_blocks_without_content_go_first_whoever_held_them() -> None:
