@@ -24,6 +24,7 @@ Memory is what a process of its own grows by when it reads that many jobs and le
 """
 
 import argparse
+import gc
 import json
 import platform
 import random
@@ -43,6 +44,7 @@ from rich.console import Console
 from rich.table import Table
 from scheduler_costs import SchedulerCosts, Timing, make_scheduler
 
+from tidemill_scheduler.__main__ import GC_THRESHOLDS
 from tidemill_scheduler.policy.prefix_order import PrefixOrder
 
 #: Operations timed together, where one alone is too short.
@@ -264,6 +266,8 @@ def main() -> None:
     if options.memory_child:
         print_growth(*options.memory_child)
         return
+    # As in the daemon: else the slowest ticks are those in which all jobs are looked through.
+    gc.set_threshold(*GC_THRESHOLDS)
     calibration = Calibration()
     costs, scheduler = {}, {}
     for num_jobs in options.jobs:

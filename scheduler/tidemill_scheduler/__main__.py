@@ -21,7 +21,7 @@ _log = logging.getLogger("tidemill_scheduler")
 
 #: Collections of the garbage collector, see ``gc.set_threshold``.  Waiting jobs make no cycles, and
 #: looking through a million of them takes a second; the oldest generation is hardly ever due.
-_GC_THRESHOLDS = (50_000, 20, 1_000)
+GC_THRESHOLDS = (50_000, 20, 1_000)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 drained, 1 an error that may pass, 2 what another start cannot cure.
     """
     exit_with_parent()
-    gc.set_threshold(*_GC_THRESHOLDS)
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
         _run(arguments)
     except TidemillError as error:

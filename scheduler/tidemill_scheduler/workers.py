@@ -97,10 +97,9 @@ class Worker:
     @property
     def load(self) -> float:
         """Share of its capacity in use; comparable between workers."""
-        return (
-            self.outstanding_tokens / self.info.max_num_batched_tokens
-            + self.num_seqs / self.info.max_num_seqs
-        )
+        tokens = self._reported_tokens + self._in_flight_tokens
+        num_seqs = self._reported_seqs + len(self._in_flight)
+        return tokens / self.info.max_num_batched_tokens + num_seqs / self.info.max_num_seqs
 
     @property
     def is_full(self) -> bool:

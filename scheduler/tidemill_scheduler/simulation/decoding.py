@@ -104,10 +104,9 @@ class DecodeBatch:
         """Let so many steps pass; no sequence may end before the last of them."""
         self.num_paused_steps = self.num_paused_steps + steps if self.is_paused else 0
         self.context += self.count * steps
-        for group in self._groups:
-            if group is self._watched or not self.is_paused:
-                group.num_steps += steps
-                group.context += group.count * steps
+        for group in self._groups[: 1 if self.is_paused else 2]:
+            group.num_steps += steps
+            group.context += group.count * steps
 
     def pop_ended(self) -> list[Sequence]:
         """Take out the sequences that have produced all their tokens."""

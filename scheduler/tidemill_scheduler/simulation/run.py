@@ -102,7 +102,7 @@ class Run:
             self._decide()
         elif not self._is_tick_due:
             self._is_tick_due = True
-            self._events.at((math.floor(self.now / period) + 1) * period, self._tick, None)
+            self._events.at((math.floor(self._events.now / period) + 1) * period, self._tick, None)
 
     def _tick(self, _: None) -> None:
         self._is_tick_due = False
@@ -111,7 +111,7 @@ class Run:
     def _decide(self) -> None:
         is_open = True
         while is_open:
-            dispatches = self._policy.tick(self.now)
+            dispatches = self._policy.tick(self._events.now)
             self.ledger.num_ticks += 1
             was_empty = self._num_waiting == len(dispatches)
             if dispatches:
@@ -194,7 +194,7 @@ class Run:
         ledger.num_dispatches += 1
         self._num_waiting -= 1
         ledger.gap.leaves(job.tenant)
-        seq = attempt.start(member, self.now, ledger.num_dispatches)
+        seq = attempt.start(member, self._events.now, ledger.num_dispatches)
         self._policy.sent(dispatch, seq.command)
         return member, seq
 
@@ -247,14 +247,14 @@ class Run:
     def _join(self, _: None) -> None:
         worker = SimWorker(len(self.members), self.cluster, self._tokens_per_hash)
         lag = self._rng.uniform(0, self.cluster.kv_lag_seconds)
-        member = Member(worker, joined_at=self.now, kv_lag=lag)
+        member = Member(worker, joined_at=self._events.now, kv_lag=lag)
         self.members.append(member)
         self._by_id[worker.id] = member
-        self._policy.add_worker(worker.info, self.now)
+        self._policy.add_worker(worker.info, self._events.now)
         self._report(member)
 
     def _begin(self, member: Member) -> None:
-        end = member.worker.begin(self.now)
+        end = member.worker.begin(self._events.now)
         admitted = member.worker.admitted
         if admitted:
             self.ledger.admitted(admitted)
@@ -266,7 +266,7 @@ class Run:
     def _interrupt(self, member: Member) -> None:
         if not member.worker.is_busy:
             return
-        end = member.worker.interrupt(self.now)
+        end = member.worker.interrupt(self._events.now)
         if end is not None:
             member.step_number += 1
             self._events.at(end, self._end_step, (member, member.step_number))
@@ -275,7 +275,7 @@ class Run:
         member, number = step
         if number != member.step_number or not member.is_computing:
             return
-        for seq in member.worker.complete(self.now):
+        for seq in member.worker.complete(self._events.now):
             self._finish(member, seq)
         self._to_start.append(member)
         self._report(member)
@@ -288,7 +288,7 @@ class Run:
             return
         del self._jobs[seq.job_id]
         del member.attempts[seq.job_id]
-        self.ledger.finished(attempt, self.now)
+        self.ledger.finished(attempt, self._events.now)
 
     def _report(self, member: Member) -> None:
         if not member.is_heard:
@@ -298,7 +298,7 @@ class Run:
             if events is not None:
                 self._tell_kv(member, events)
         status = member.worker.status()
-        self._policy.update_worker(member.worker.id, cast(WorkerStatus, status), self.now)
+        self._policy.update_worker(member.worker.id, cast(WorkerStatus, status), self._events.now)
         self._is_dirty = True
 
     def _tell_kv(self, member: Member, events: KvEvents) -> None:
@@ -350,7 +350,7 @@ class Run:
 
     def _give_up(self, member: Member) -> None:
         """Take a lost worker's jobs back, in key order, with the next attempt's number."""
-        member.left_at = self.now
+        member.left_at = self._events.now
         self._policy.remove_worker(member.worker.id)
         del self._by_id[member.worker.id]
         self._is_dirty = True
