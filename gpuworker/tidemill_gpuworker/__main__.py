@@ -51,11 +51,11 @@ def _serve(config: WorkerConfig) -> bool:
         # A model takes long to load; a wrong address need not.
         check_server(client)
     # Imported here: torch takes seconds, which a wrong flag or --help need not wait for.
-    from tidemill_gpuworker.model_setup import load_model
+    from tidemill_gpuworker.task_setup import load_served_model
 
     with contextlib.ExitStack() as open_files:
         steps = open_files.enter_context(StepLog(config.step_log)) if config.step_log else None
-        model = load_model(config, steps.write) if steps else load_model(config)
+        model = load_served_model(config, *([steps.write] if steps else []))
         process = WorkerProcess(model, process_config(config))
         with Drain() as drain, _metrics_endpoint(config, process):
             done = process.run(drain, on_ready=lambda: _announce(config, model))
@@ -90,13 +90,13 @@ def _metrics_endpoint(config: WorkerConfig, process: WorkerProcess) -> Iterator[
 
 
 def _announce(config: WorkerConfig, model: ServedModel) -> None:
-    info = model.info
+    info, has_blocks = model.info, model.kinds is None
     _log.info(
-        "ready: %s serves %s with %d KV blocks of %d tokens",
+        "ready: %s serves %s (%s)%s",
         info.worker_id,
         info.model,
-        info.num_blocks,
-        info.block_size,
+        model.card.task,
+        f" with {info.num_blocks} KV blocks of {info.block_size} tokens" if has_blocks else "",
     )
     if config.ready_fd is not None:
         os.write(config.ready_fd, f"{info.worker_id}\n".encode())

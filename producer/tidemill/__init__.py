@@ -13,6 +13,8 @@ from tidemill.batch import BatchStatus, CancelCounts
 from tidemill.best_of import BestOf
 from tidemill.client import Producer
 from tidemill.job import Job
+from tidemill.job_kinds import EmbedSpec, ScoreSpec, TranscribeSpec
+from tidemill.outcomes import Embeddings, Ranked, Scores, Transcription
 from tidemill.protocol.errors import (
     BatchClosed,
     BrokerError,
@@ -46,6 +48,7 @@ from tidemill.protocol.messages import (
     WorkerInfo,
     WorkerStatus,
 )
+from tidemill.protocol.outcomes import Outcome, Segment, Word
 from tidemill.protocol.sampling import RepetitionDetection, SamplingParams
 from tidemill.protocol.states import FinishReason, JobState
 from tidemill.result import Result
@@ -67,6 +70,8 @@ __all__ = [
     "ChatMessage",
     "Chunk",
     "ConfigError",
+    "EmbedSpec",
+    "Embeddings",
     "FinishReason",
     "IdempotencyConflict",
     "InvalidRequest",
@@ -83,27 +88,35 @@ __all__ = [
     "JobStatus",
     "MalformedMessage",
     "ModelCard",
+    "Outcome",
     "Overloaded",
     "Producer",
     "Prompt",
     "ProtocolError",
     "QueueFull",
     "QueueStatus",
+    "Ranked",
     "RateLimited",
     "RepetitionDetection",
     "Result",
     "ResultExpired",
     "SamplingOptions",
     "SamplingParams",
+    "ScoreSpec",
+    "Scores",
+    "Segment",
     "Status",
     "StreamGap",
     "TermOptions",
     "TidemillError",
     "TokenLogprobs",
     "TokenStream",
+    "TranscribeSpec",
+    "Transcription",
     "UnknownModel",
     "UnsupportedVersion",
     "Usage",
+    "Word",
     "WorkerInfo",
     "WorkerSnapshot",
     "WorkerStatus",

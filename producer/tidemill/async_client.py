@@ -1,6 +1,6 @@
 """The asynchronous twin of ``tidemill.client``."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Literal, Self, Unpack, overload
@@ -22,7 +22,34 @@ from tidemill.async_best_of import AsyncBestOf
 from tidemill.async_job import AsyncJob
 from tidemill.async_stream import AsyncTokenStream
 from tidemill.batch import BatchStatus, CancelCounts, batch_status
-from tidemill.protocol.errors import BrokerError, JobNotFound, TidemillError
+from tidemill.job_kinds import (
+    Audio,
+    EmbedOptions,
+    EmbedSpec,
+    Inputs,
+    KindSpec,
+    ScoreOptions,
+    ScoreSpec,
+    TranscribeOptions,
+    TranscribeSpec,
+)
+from tidemill.outcomes import (
+    Embeddings,
+    Ranked,
+    Scores,
+    Transcription,
+    embeddings_of,
+    ranked,
+    scores_of,
+    transcription_of,
+)
+from tidemill.protocol.errors import (
+    BrokerError,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    TidemillError,
+)
 from tidemill.protocol.messages import ModelCard
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import JobState
@@ -213,6 +240,72 @@ class AsyncProducer:
             for job_id in bulk.abandoned:
                 with suppress(JobNotFound):
                     await self.cancel(job_id)
+            raise
+
+    async def embed(
+        self,
+        inputs: str | Sequence[int] | Inputs,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Embeddings:
+        """Return a vector for a text, for the token ids of one, or for each of a list of either.
+
+        Waits for ``timeout`` seconds at most, then gives the job up and raises ``JobNotFinished``,
+        as the three calls below do.  For many lists at once give ``EmbedSpec(...)`` to ``map``.
+        """
+        return embeddings_of(await self._ask(EmbedSpec(inputs, **options), timeout))
+
+    async def score(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> Scores:
+        """Return how well each document answers the query, by a cross-encoder or by embeddings."""
+        return scores_of(await self._ask(ScoreSpec(query, documents, **options), timeout))
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        timeout: float | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> list[Ranked]:
+        """Return the documents, the best first, or the best ``top_n`` of them."""
+        scores = await self.score(query, documents, timeout=timeout, **options)
+        return ranked(documents, scores, top_n)
+
+    async def transcribe(
+        self,
+        audio: Audio,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[TranscribeOptions],
+    ) -> Transcription:
+        """Return what is said in a file of audio, given as its content or its path.
+
+        To follow it as it is written, submit a ``TranscribeSpec`` and stream the job.
+        """
+        options.setdefault("live", False)
+        return transcription_of(await self._ask(TranscribeSpec(audio, **options), timeout))
+
+    async def _ask(self, spec: KindSpec, timeout: float | None) -> Result:
+        [job] = await self.submit_many([spec])
+        if isinstance(job, TidemillError):
+            raise job
+        try:
+            return await job.result(timeout)
+        except (JobCancelled, JobFailed, BrokerError):
+            raise
+        except BaseException:
+            if not spec.has_key:
+                with suppress(JobNotFound):
+                    await job.cancel()
             raise
 
     async def cancel_batch(self, name: str) -> CancelCounts:

@@ -1,6 +1,6 @@
 """The synchronous client: submit jobs, follow them, collect their results."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Self, Unpack, overload
@@ -21,7 +21,34 @@ from tidemill._window import Window
 from tidemill.batch import BatchStatus, CancelCounts, batch_status
 from tidemill.best_of import BestOf
 from tidemill.job import Job
-from tidemill.protocol.errors import BrokerError, JobNotFound, TidemillError
+from tidemill.job_kinds import (
+    Audio,
+    EmbedOptions,
+    EmbedSpec,
+    Inputs,
+    KindSpec,
+    ScoreOptions,
+    ScoreSpec,
+    TranscribeOptions,
+    TranscribeSpec,
+)
+from tidemill.outcomes import (
+    Embeddings,
+    Ranked,
+    Scores,
+    Transcription,
+    embeddings_of,
+    ranked,
+    scores_of,
+    transcription_of,
+)
+from tidemill.protocol.errors import (
+    BrokerError,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    TidemillError,
+)
 from tidemill.protocol.messages import ModelCard
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import JobState
@@ -209,6 +236,72 @@ class Producer:
             for job_id in bulk.abandoned:
                 with suppress(JobNotFound):
                     self.cancel(job_id)
+            raise
+
+    def embed(
+        self,
+        inputs: str | Sequence[int] | Inputs,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Embeddings:
+        """Return a vector for a text, for the token ids of one, or for each of a list of either.
+
+        Waits for ``timeout`` seconds at most, then gives the job up and raises ``JobNotFinished``,
+        as the three calls below do.  For many lists at once give ``EmbedSpec(...)`` to ``map``.
+        """
+        return embeddings_of(self._ask(EmbedSpec(inputs, **options), timeout))
+
+    def score(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> Scores:
+        """Return how well each document answers the query, by a cross-encoder or by embeddings."""
+        return scores_of(self._ask(ScoreSpec(query, documents, **options), timeout))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        timeout: float | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> list[Ranked]:
+        """Return the documents, the best first, or the best ``top_n`` of them."""
+        scores = self.score(query, documents, timeout=timeout, **options)
+        return ranked(documents, scores, top_n)
+
+    def transcribe(
+        self,
+        audio: Audio,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[TranscribeOptions],
+    ) -> Transcription:
+        """Return what is said in a file of audio, given as its content or its path.
+
+        To follow it as it is written, submit a ``TranscribeSpec`` and stream the job.
+        """
+        options.setdefault("live", False)
+        return transcription_of(self._ask(TranscribeSpec(audio, **options), timeout))
+
+    def _ask(self, spec: KindSpec, timeout: float | None) -> Result:
+        [job] = self.submit_many([spec])
+        if isinstance(job, TidemillError):
+            raise job
+        try:
+            return job.result(timeout)
+        except (JobCancelled, JobFailed, BrokerError):
+            raise
+        except BaseException:
+            if not spec.has_key:
+                with suppress(JobNotFound):
+                    job.cancel()
             raise
 
     def cancel_batch(self, name: str) -> CancelCounts:

@@ -1,0 +1,1 @@
+"""Embeddings and scores: text in, one vector or number out, no tokens."""
