@@ -104,6 +104,11 @@ class BlockManager:
         return self._ledger.num_outs
 
     @property
+    def num_forked(self) -> int:
+        """Blocks that were copied because one of their holders wrote to them, since the start."""
+        return self._ledger.num_forks
+
+    @property
     def usage(self) -> float:
         """Share of the blocks that sequences hold, 0 to 1."""
         return 1.0 - self.num_free_blocks / self.num_blocks

@@ -43,6 +43,8 @@ class BlockPool:
         self._hints = Hints(lifetime=_HINT_TURNS * num_blocks)
         self._num_taken = 0
         self.num_evictions = 0
+        #: Free blocks whose content a lookup can find.
+        self.num_cached_free_blocks = 0
 
     @property
     def num_blocks(self) -> int:
@@ -63,11 +65,6 @@ class BlockPool:
     def num_cached_hashes(self) -> int:
         """Distinct block contents that a lookup can find."""
         return len(self._blocks_by_hash)
-
-    @property
-    def num_cached_free_blocks(self) -> int:
-        """Free blocks whose content a lookup can find."""
-        return sum(self._hashes[block] is not None for block in self.free_blocks)
 
     def hash_of(self, block: int) -> bytes | None:
         """Return the hash of the content that ``block`` is published with."""
@@ -98,6 +95,7 @@ class BlockPool:
             block = free.pop() if free else self._pop_kept()
             self._ref_counts[block] = 1
             if (block_hash := hashes[block]) is not None:
+                self.num_cached_free_blocks -= 1
                 if self._on_evict is not None and len(self._blocks_by_hash[block_hash]) == 1:
                     self._on_evict(block, block_hash)
                 self.unpublish(block)
@@ -109,8 +107,10 @@ class BlockPool:
         """Add a reference to each block; free ones leave the free list."""
         for block in blocks:
             self._ref_counts[block] += 1
-            if self._ref_counts[block] == 1 and not self._free.discard(block):
-                del self._kept_free[block]
+            if self._ref_counts[block] == 1:
+                self.num_cached_free_blocks -= self._hashes[block] is not None
+                if not self._free.discard(block):
+                    del self._kept_free[block]
 
     def release(self, blocks: Sequence[int], *, is_batch: bool = False) -> None:
         """Drop one reference to each block of a table, which was a batch sequence's or not.
@@ -196,6 +196,8 @@ class BlockPool:
         listed = [*self._free, *self._kept_free]
         assert len(listed) == len(set(listed)), "a block is free twice"
         assert unreferenced == set(listed), "the free list is not the set of unreferenced ones"
+        num_cached = sum(self._hashes[block] is not None for block in listed)
+        assert num_cached == self.num_cached_free_blocks, "the count of cached blocks is off"
         for block in listed:
             is_kept = self._hashes[block] in self._kept.reasons
             assert is_kept == (block in self._kept_free), f"block {block} waits in the wrong list"
@@ -229,6 +231,7 @@ class BlockPool:
 
     def _rest(self, block: int, useless: list[int]) -> None:
         block_hash = self._hashes[block]
+        self.num_cached_free_blocks += block_hash is not None
         if block_hash is None:
             useless.append(block)
         elif block_hash in self._kept.reasons:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tidemill.protocol.kv_use import KvUse
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import KvEvents, KvSnapshot, TokenChunk
 from tidemill.protocol.outcomes import Outcome
@@ -120,6 +121,10 @@ class StepQueue(Protocol):
     @property
     def block_manager(self) -> CacheView:
         """The cache."""
+
+    @property
+    def kv_use(self) -> KvUse | None:
+        """How well the KV cache is used, between steps; None without one."""
 
 
 class Figures(Protocol):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from tidemill.protocol.kv_use import KvUse
 from tidemill_gpuworker.engine import EngineFigures
 from tidemill_gpuworker.kind_work import JobEngine
 
@@ -13,6 +14,25 @@ _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 RUNNING = Gauge("tidemill_worker_sequences_running", "Sequences that hold KV blocks")
 WAITING = Gauge("tidemill_worker_sequences_waiting", "Sequences that wait for KV blocks")
 KV_USAGE = Gauge("tidemill_worker_kv_cache_usage_ratio", "Share of the KV blocks in use")
+KV_UTILISATION = Gauge(
+    "tidemill_worker_kv_utilisation_ratio",
+    "Share of the slots in the KV blocks of running jobs that hold a token",
+)
+KV_EMPTY_SLOTS = Gauge(
+    "tidemill_worker_kv_empty_slots", "Slots without a token in the KV blocks of running jobs"
+)
+KV_MOST_EMPTY_SLOTS = Gauge(
+    "tidemill_worker_kv_most_empty_slots", "The most of them that a single job has"
+)
+KV_CACHED_BLOCKS = Gauge(
+    "tidemill_worker_kv_cached_blocks", "KV blocks that no job holds and that hold a known prefix"
+)
+KV_SWAP_BLOCKS = Gauge("tidemill_worker_kv_swap_blocks", "KV blocks kept in host memory")
+KV_COPIES = Counter(
+    "tidemill_worker_kv_block_copies_total",
+    "KV blocks copied, by the way they went: out, in (host memory) or fork (on write)",
+    ["way"],
+)
 UNPUBLISHED = Gauge(
     "tidemill_worker_tokens_unpublished", "Generated tokens not yet known to be in a token log"
 )
@@ -62,6 +82,7 @@ class EngineMeter:
     def __init__(self, engine: JobEngine) -> None:
         self._engine = engine
         self._seen = EngineFigures()
+        self._seen_use = KvUse()
 
     def observe(self) -> None:
         """Bring the metrics up to date after a step."""
@@ -75,3 +96,17 @@ class EngineMeter:
         RUNNING.set(len(scheduler.running))
         WAITING.set(len(scheduler.waiting))
         KV_USAGE.set(scheduler.block_manager.usage)
+        if (use := scheduler.kv_use) is not None:
+            self._observe_kv(use)
+
+    def _observe_kv(self, use: KvUse) -> None:
+        seen = self._seen_use
+        KV_UTILISATION.set(use.utilisation)
+        KV_EMPTY_SLOTS.set(use.empty_slots)
+        KV_MOST_EMPTY_SLOTS.set(use.most_empty_slots)
+        KV_CACHED_BLOCKS.set(use.cached_blocks)
+        KV_SWAP_BLOCKS.set(use.used_swap_blocks)
+        KV_COPIES.labels("out").inc(use.swapped_out - seen.swapped_out)
+        KV_COPIES.labels("in").inc(use.swapped_in - seen.swapped_in)
+        KV_COPIES.labels("fork").inc(use.forked - seen.forked)
+        self._seen_use = use

@@ -36,3 +36,4 @@ class PlainQueue:
         #: Input tokens accepted and not computed yet, and those of interactive jobs among them.
         self.num_waiting_tokens = 0
         self.num_urgent_tokens = 0
+        self.kv_use = None

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, ValuesView
 
+from tidemill.protocol.kv_use import KvUse
 from tidemill.protocol.step_cost import StepCost
 from tidemill_gpuworker.batch_pause import BatchPause
 from tidemill_gpuworker.block_manager import BlockManager
+from tidemill_gpuworker.kv_waste import measure_kv_use
 from tidemill_gpuworker.length_check import check_length
 from tidemill_gpuworker.sequence import PriorityClass, Sequence, SequenceStatus
 from tidemill_gpuworker.slot_preemption import SlotPreemption
@@ -83,6 +85,11 @@ class StepScheduler:
         """Those of the interactive class among the tokens still to be prefilled."""
         waiting = self._waiting.of_class(PriorityClass.INTERACTIVE)
         return self._count_prefill(waiting, (seq for seq in self.running if seq.priority < 0))
+
+    @property
+    def kv_use(self) -> KvUse:
+        """How well the KV cache is used, between steps."""
+        return measure_kv_use(self.block_manager, self.running)
 
     def _count_prefill(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> int:
         # What one computes is not computed again by the one behind it.

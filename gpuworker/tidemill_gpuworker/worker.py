@@ -206,4 +206,5 @@ class Worker:
             draining=self.is_draining,
             step=figures.last_step,
             step_cost=self._parts.engine.learner.fitted,
+            kv=scheduler.kv_use,
         )

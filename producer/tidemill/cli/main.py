@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from tidemill._version import __version__
-from tidemill.cli import bulk, cancel, demo, dlq, doctor, status, submit, tenant, up
+from tidemill.cli import bulk, cancel, demo, dlq, doctor, kv, status, submit, tenant, up
 from tidemill.cli.plugins import CommandGroup
 from tidemill.protocol.errors import Overloaded, TidemillError
 
@@ -31,6 +31,7 @@ app.command("submit")(submit.submit)
 app.command("follow")(submit.follow)
 app.command("cancel")(cancel.cancel)
 app.command("status")(status.status)
+app.command("kv")(kv.kv)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bulk.app, name="bulk")
 app.add_typer(dlq.app, name="dlq")

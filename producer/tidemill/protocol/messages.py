@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.kv_use import KvUse
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.outcomes import Outcome
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROUTING_HASH_BYTES
@@ -211,7 +212,7 @@ class WorkerStatus(WireModel):
     those of them that belong to interactive jobs; ``last_command`` is the id of the last command
     entry that these numbers include.  ``finished`` are the jobs that
     left since the status before, ``step`` is the last step, ``step_cost`` what the worker has
-    learned of its own steps.
+    learned of its own steps, ``kv`` how well its KV cache is used.
     """
 
     last_command: str = "0-0"
@@ -229,6 +230,7 @@ class WorkerStatus(WireModel):
     finished: tuple[FinishedSequence, ...] = ()
     step: StepFeatures | None = None
     step_cost: StepCost | None = None
+    kv: KvUse | None = None
 
 
 def _check_whole_digests(digests: bytes) -> bytes:
