@@ -9,6 +9,7 @@ from collections.abc import Sequence as Several
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tidemill_gpuworker.sampling_row import SamplingRow, SamplingState
@@ -67,16 +68,11 @@ def forbid(logits: torch.Tensor, edited: Several[Edited]) -> None:
 
 def add_bias(logits: torch.Tensor, edited: Several[Edited]) -> None:
     """Add ``logit_bias``."""
-    places: list[int] = []
-    columns: list[int] = []
-    bias: list[float] = []
-    for place, _, state in edited:
-        places += [place] * len(state.bias)
-        columns += state.bias_ids
-        bias += state.bias
-    if places:
-        index = torch.tensor([places, columns], device=logits.device)
-        logits[index[0], index[1]] += torch.tensor(bias, device=logits.device)
+    biased = [item for item in edited if len(item.state.bias)]
+    if biased:
+        index = _index(biased, [item.state.bias_ids for item in biased], logits.device)
+        bias = torch.from_numpy(np.concatenate([item.state.bias for item in biased]))
+        logits[index] += bias.to(logits.device)
 
 
 def apply_guides(logits: torch.Tensor, edited: Several[Edited]) -> None:
@@ -119,17 +115,24 @@ def apply_penalties(logits: torch.Tensor, edited: Several[Edited]) -> None:
         repeated = np.repeat(np.array(values, np.float32), sizes)
         return torch.from_numpy(repeated).to(logits.device)
 
-    places = np.repeat(np.array([item.place for item in penalised]), sizes)
-    index = torch.from_numpy(np.stack([places, np.concatenate([t.ids for t in tables])]))
-    index = index.to(logits.device)
+    index = _index(penalised, [table.ids for table in tables], logits.device)
     counts = torch.from_numpy(np.concatenate([t.counts for t in tables])).to(logits.device)
     params = [item.row.params for item in penalised]
-    values = logits[index[0], index[1]]
+    values = logits[index]
     repetition = spread([_in_range(p.repetition_penalty) for p in params])
     values = torch.where(values > 0, values / repetition, values * repetition)
     values -= spread([p.frequency_penalty for p in params]) * counts
     values -= spread([p.presence_penalty for p in params]) * (counts > 0)
-    logits[index[0], index[1]] = values
+    logits[index] = values
+
+
+def _index(
+    edited: Several[Edited], ids: list[npt.NDArray[np.int64]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    # Rows and columns of each edited row's tokens, both int64 [tokens of all].
+    places = np.repeat([item.place for item in edited], [len(each) for each in ids])
+    index = torch.from_numpy(np.stack([places, np.concatenate(ids)])).to(device)
+    return index[0], index[1]
 
 
 def _in_range(penalty: float) -> float:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection
 from collections.abc import Sequence as Several
 from enum import StrEnum
+from typing import NamedTuple
 
 import torch
 
@@ -13,7 +14,7 @@ from tidemill_gpuworker import sampling_filters as filters
 from tidemill_gpuworker.logit_edits import Edited, edit
 from tidemill_gpuworker.logprobs import read_logprobs, wanted_logprobs
 from tidemill_gpuworker.sampled_token import SampledToken
-from tidemill_gpuworker.sampling_row import SamplingRow, state_of
+from tidemill_gpuworker.sampling_row import SamplingRow, SamplingState, state_of
 from tidemill_kernels import randomness
 from tidemill_kernels.backend import GumbelArgmax
 
@@ -26,6 +27,14 @@ class LogprobsMode(StrEnum):
 
     RAW = "raw_logprobs"
     PROCESSED = "processed_logprobs"
+
+
+class _Touched(NamedTuple):
+    """A row whose token is not simply its likeliest; ``edits`` is None if it is only drawn."""
+
+    place: int
+    row: SamplingRow
+    edits: SamplingState | None
 
 
 class Sampler:
@@ -54,42 +63,48 @@ class Sampler:
         Raises ``ArithmeticError`` if a row has no usable logit, that is, the model broke down, and
         ``InvalidRequest`` if a row's parameters leave no token.
         """
-        edited = self._edited(logits, rows)
-        processed, tokens = self._choose(edited, rows)
-        _check(logits, edited, tokens, rows)
-        told = self._logprobs(processed if self._tells_processed else logits, tokens, rows)
-        ids = tokens.tolist()
-        return [SampledToken(token, told.get(place)) for place, token in enumerate(ids)]
+        touched = self._touched(rows, logits.device)
+        index = torch.tensor([each.place for each in touched], device=logits.device).long()
+        work = logits.clone() if len(touched) == len(rows) else logits[index]
+        tokens = torch.zeros_like(index) if len(touched) == len(rows) else logits.argmax(dim=1)
+        if touched:
+            tokens[index] = self._process(work, touched)
+        _check(logits, work, index, tokens, rows)
+        told = self._logprobs(self._source(logits, work, index), tokens, rows)
+        return [SampledToken(token, told.get(place)) for place, token in enumerate(tokens.tolist())]
 
-    def _edited(self, logits: torch.Tensor, rows: Several[SamplingRow]) -> torch.Tensor:
-        edited: list[Edited] = []
+    def _touched(self, rows: Several[SamplingRow], device: torch.device) -> list[_Touched]:
+        found: list[_Touched] = []
         for place, row in enumerate(rows):
-            state = state_of(row, self._eos_token_ids, logits.device)
-            if state.edits(row):
-                edited.append(Edited(place, row, state))
-        if not edited:
-            return logits
-        copy = logits.clone()
-        edit(copy, edited)
-        return copy
+            state = state_of(row, self._eos_token_ids, device)
+            needs_edits = state.edits(row)
+            if needs_edits or not row.params.is_greedy:
+                found.append(_Touched(place, row, state if needs_edits else None))
+        return found
 
-    def _choose(
-        self, logits: torch.Tensor, rows: Several[SamplingRow]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        # -> the logits that were chosen from, where they are told, and tokens, int64 [rows]
-        drawn = [place for place, row in enumerate(rows) if not row.params.is_greedy]
-        if not drawn:
-            return logits, logits.argmax(dim=1)
+    def _process(self, work: torch.Tensor, touched: Several[_Touched]) -> torch.Tensor:
+        # float32 [len(touched), vocab], becomes what is chosen from -> int64 [len(touched)]
+        rows = [each.row for each in touched]
+        numbered = enumerate(touched)
+        edit(work, [Edited(n, each.row, each.edits) for n, each in numbered if each.edits])
+        drawn = [n for n, row in enumerate(rows) if not row.params.is_greedy]
         if len(drawn) == len(rows):
-            filtered = logits.clone()
-            return filtered, self._draw(filtered, rows)
-        tokens = logits.argmax(dim=1)
-        index = torch.tensor(drawn, device=logits.device)
-        filtered = logits[index]
-        tokens[index] = self._draw(filtered, [rows[place] for place in drawn])
-        if self._tells_processed:
-            logits = logits.index_copy(0, index, filtered)
-        return logits, tokens
+            return self._draw(work, rows)
+        tokens = work.argmax(dim=1)
+        if drawn:
+            index = torch.tensor(drawn, device=work.device)
+            filtered = work[index]
+            tokens[index] = self._draw(filtered, [rows[n] for n in drawn])
+            work[index] = filtered
+        return tokens
+
+    def _source(
+        self, logits: torch.Tensor, work: torch.Tensor, index: torch.Tensor
+    ) -> torch.Tensor:
+        # The logits whose logprobs are told.
+        if not self._tells_processed:
+            return logits
+        return work if len(work) == len(logits) else logits.index_copy(0, index, work)
 
     def _draw(self, logits: torch.Tensor, rows: Several[SamplingRow]) -> torch.Tensor:
         # float32 [len(rows), vocab], overwritten -> int64 [len(rows)]
@@ -137,11 +152,15 @@ def _filter(logits: torch.Tensor, rows: Several[SamplingRow]) -> None:
 
 def _check(
     logits: torch.Tensor,
-    edited: torch.Tensor,
+    work: torch.Tensor,
+    index: torch.Tensor,
     tokens: torch.Tensor,
     rows: Several[SamplingRow],
 ) -> None:
-    chosen = edited.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
+    columns = tokens.clamp(min=0)[:, None]
+    chosen = logits.gather(1, columns)[:, 0]
+    if len(index):
+        chosen[index] = work.gather(1, columns[index])[:, 0]
     is_usable = chosen.isfinite() & (tokens >= 0)
     if bool(is_usable.all()):
         return

@@ -5,6 +5,8 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tidemill.protocol.sampling import SamplingParams
@@ -73,8 +75,9 @@ class SamplingState:
     #: Tokens that would end the output, forbidden before ``min_tokens``.
     stop_ids: tuple[int, ...]
     allowed: torch.Tensor | None
-    bias_ids: tuple[int, ...]
-    bias: tuple[float, ...]
+    #: Token ids, int64, and what is added to their logits, float32; both [tokens].
+    bias_ids: npt.NDArray[np.int64]
+    bias: npt.NDArray[np.float32]
     counts: TokenCounts | None
 
     def edits(self, row: SamplingRow) -> bool:
@@ -107,7 +110,7 @@ def _make_state(
         min_tokens=params.min_tokens,
         stop_ids=(*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)),
         allowed=allowed,
-        bias_ids=tuple(token_id for token_id, _ in params.logit_bias),
-        bias=tuple(bias for _, bias in params.logit_bias),
+        bias_ids=np.array([token_id for token_id, _ in params.logit_bias], np.int64),
+        bias=np.array([bias for _, bias in params.logit_bias], np.float32),
         counts=counts,
     )
