@@ -77,6 +77,10 @@ class ConfigFields:
             raise self.damaged(f"{name} must be true or false, not {value!r}")
         return bool(value)
 
+    def switch(self, value: bool | str) -> bool:
+        """Return ``value``, or if it is a name the flag of that name."""
+        return self.flag(value) if isinstance(value, str) else value
+
     def section(self, name: str) -> dict[str, Any]:
         """Return a nested object, empty unless given."""
         value = self.values.get(name) or {}

@@ -66,7 +66,7 @@ GOLDEN: dict[str, Golden] = {
     ),
     "llama yarn": Golden("Llama", {"rope_parameters": _YARN}),
     "mistral": Golden("Mistral", {"sliding_window": WINDOW}),
-    "mistral head_dim 24": Golden("Mistral", {"sliding_window": 1, "head_dim": 24}),
+    "mistral window of 3": Golden("Mistral", {"sliding_window": 3, "head_dim": 24}),
     "qwen2": Golden("Qwen2", _SLIDING | {"max_window_layers": 1, "tie_word_embeddings": True}),
     "qwen3": Golden("Qwen3", _SLIDING | {"max_window_layers": 1, "head_dim": 16}),
     "smollm3": Golden("SmolLM3", {"num_hidden_layers": 4}),

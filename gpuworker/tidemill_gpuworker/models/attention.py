@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from tidemill_gpuworker.inputs import StepInputs
+from tidemill_gpuworker.layer_config import LayerConfig
 from tidemill_gpuworker.linear import Linear
 from tidemill_gpuworker.linear_loader import load_linear
 from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_config import LayerConfig, ModelConfig
+from tidemill_gpuworker.model_config import ModelConfig
 from tidemill_gpuworker.model_families import FAMILIES
 from tidemill_gpuworker.models.norms import Norm, load_norm
 from tidemill_gpuworker.models.rotary import Rotation

@@ -5,9 +5,10 @@ from torch.nn import functional
 
 from tidemill_gpuworker.inputs import StepInputs
 from tidemill_gpuworker.kv_cache import KVCache
+from tidemill_gpuworker.layer_config import LayerConfig
 from tidemill_gpuworker.linear import make_linear
 from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_config import LayerConfig, ModelConfig
+from tidemill_gpuworker.model_config import ModelConfig
 from tidemill_gpuworker.model_families import FAMILIES
 from tidemill_gpuworker.models.attention import Attention, StepContext
 from tidemill_gpuworker.models.mlp import FeedForward, load_mlp

@@ -1,0 +1,125 @@
+"""Configs of native families that cannot be served: each is refused with the field at fault."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.golden_models import GOLDEN, make_golden_model
+from tidemill.protocol.errors import DamagedModel, ModelError, UnsupportedModel
+from tidemill_gpuworker.model_config import ModelConfig, load_model_config
+from tidemill_gpuworker.model_runner import ModelRunner
+
+LONGROPE = GOLDEN["phi3 longrope short"].changes["rope_parameters"]
+
+
+def write_config(name: str, directory: Path, **changes: Any) -> None:
+    config = make_golden_model(name).config
+    golden = GOLDEN[name]
+    config.architectures = [golden.model_class or f"{golden.family}ForCausalLM"]
+    config.save_pretrained(directory)
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def read(name: str, directory: Path, **changes: Any) -> ModelConfig:
+    write_config(name, directory, **changes)
+    return load_model_config(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "kind", "named"),
+    [
+        ("gemma3", {"layer_types": ["full_attention"]}, DamagedModel, "layer_types"),
+        ("gemma3", {"layer_types": "full_attention"}, DamagedModel, "layer_types"),
+        ("gemma3", {"layer_types": ["linear_attention"] * 4}, UnsupportedModel, "linear_attention"),
+        ("gemma3", {"use_bidirectional_attention": True}, UnsupportedModel, "bidirectional"),
+        ("gemma2", {"attn_logit_softcapping": -1.0}, DamagedModel, "attn_logit_softcapping"),
+        ("gemma2", {"query_pre_attn_scalar": "many"}, DamagedModel, "query_pre_attn_scalar"),
+        ("gemma2", {"hidden_activation": "tanh"}, UnsupportedModel, "hidden_activation"),
+        ("mistral", {"sliding_window": 0}, DamagedModel, "sliding_window"),
+        ("smollm3", {"no_rope_layers": [1]}, DamagedModel, "no_rope_layers"),
+        ("smollm3", {"no_rope_layers": [1, 1, 1, "0"]}, DamagedModel, "no_rope_layers"),
+        ("mixtral", {"num_experts_per_tok": 6}, DamagedModel, "num_experts_per_tok"),
+        ("qwen2 moe", {"num_experts": 0}, DamagedModel, "num_experts"),
+        ("qwen3 moe", {"decoder_sparse_step": 0}, DamagedModel, "decoder_sparse_step"),
+        ("gpt oss", {"swiglu_limit": 0}, DamagedModel, "swiglu_limit"),
+        (
+            "phi3",
+            {"rope_parameters": LONGROPE | {"long_factor": [1.0]}},
+            DamagedModel,
+            "long_factor must be a list of 8",
+        ),
+        (
+            "phi3",
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.5}},
+            DamagedModel,
+            "partial_rotary_factor",
+        ),
+        (
+            "granite",
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            UnsupportedModel,
+            "part of each head",
+        ),
+        (
+            "llama yarn",
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": -2}},
+            DamagedModel,
+            "rope setting factor",
+        ),
+    ],
+)
+def test_a_config_outside_its_family_is_refused_by_name(
+    name: str, changes: dict[str, Any], kind: type[ModelError], named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(kind) as caught:
+        read(name, tmp_path, **changes)
+    assert named in caught.value.one_line()
+    assert str(tmp_path / "config.json") in caught.value.one_line()
+    assert caught.value.fix
+
+
+def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
+    make_golden_model("mixtral").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_local_experts": 6}))
+    with pytest.raises(DamagedModel, match=r"experts\.5|gate\.weight"):
+        ModelRunner(tmp_path, dtype="float32", num_blocks=8)
+
+
+def test_an_expert_too_many_is_named(tmp_path: Path) -> None:
+    make_golden_model("qwen3 moe").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    changes = {"mlp_only_layers": [1]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(DamagedModel, match=r"layers\.1\.mlp"):
+        ModelRunner(tmp_path, dtype="float32", num_blocks=8)
+
+
+def test_long_rotary_factors_must_be_asked_for(tmp_path: Path) -> None:
+    config = read("phi3 longrope short", tmp_path)
+    assert (config.default_model_len, config.max_model_len) == (256, 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gemma3", {"rope_parameters": None, "rope_theta": 1e6, "rope_local_base_freq": 1e4}),
+        ("gemma3", {"rope_parameters": None}),
+        ("olmo3", {"rope_parameters": None, "rope_theta": 5e5}),
+        ("gemma2", {"layer_types": None}),
+        ("gemma3", {"layer_types": None, "_sliding_window_pattern": None,
+                    "sliding_window_pattern": 2}),
+        ("olmo3", {"layer_types": None}),
+        ("gpt oss", {"layer_types": None}),
+        ("qwen2", {"layer_types": None}),
+        ("qwen2 moe sliding", {"layer_types": None, "max_window_layers": 28}),
+        ("smollm3", {"layer_types": None, "no_rope_layers": None}),
+        ("phi3 longrope short", {"rope_parameters": None, "rope_theta": 1e4,
+                                 "rope_scaling": LONGROPE | {"type": "su", "rope_type": None}}),
+    ],
+)  # fmt: skip
+def test_older_configs_are_read_alike(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    assert read(name, tmp_path / "new").layers == read(name, tmp_path / "old", **changes).layers
