@@ -13,6 +13,7 @@ from tidemill._reads import PAGE_SIZE, SEAL, LogEntry, LogPage, Outcome
 from tidemill.protocol.codec import encode
 from tidemill.protocol.errors import InvalidRequest, JobNotFound, StreamGap
 from tidemill.protocol.ids import new_job_id
+from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import JobEnd, JobResult, TokenChunk
 from tidemill.protocol.states import JobState
 
@@ -58,13 +59,25 @@ def write_log(sizes: list[int], fences: list[bool], lengths: list[int], tail: st
     messages.append(f"{SEAL}-{position} ".encode())
     text = "".join(chunk.text for chunk in chunks)
     boundaries = tuple((chunk.end, len(chunk.text)) for chunk in chunks)
-    result = JobResult(end=END, ids=tuple(range(position)), text=text, entries=boundaries)
+    result = JobResult(
+        end=END,
+        ids=tuple(range(position)),
+        text=text,
+        entries=boundaries,
+        logprobs=logprobs_of(0, position) or None,
+    )
     return Script(entries, messages, chunks, result)
 
 
 def make_chunk(start: int, end: int, lengths: list[int]) -> TokenChunk:
     text = "".join(text_of(i, lengths[i % len(lengths)]) for i in range(start, end))
-    return TokenChunk(start=start, end=end, ids=tuple(range(start, end)), text=text)
+    ids = tuple(range(start, end))
+    return TokenChunk(start=start, end=end, ids=ids, text=text, logprobs=logprobs_of(start, end))
+
+
+def logprobs_of(start: int, end: int) -> tuple[TokenLogprobs, ...]:
+    """Each token's logprob is its position, negated."""
+    return tuple(TokenLogprobs(logprob=-float(i), rank=1) for i in range(start, end))
 
 
 def key_of(entry_id: str) -> tuple[int, int]:
@@ -106,6 +119,8 @@ def assert_told(chunks: list[Chunk], script: Script, start: int = 0) -> None:
     """Every token and character from ``start`` on came once and in order."""
     ids = [token for chunk in chunks for token in chunk.ids]
     assert ids == list(range(start, len(script.result.ids)))
+    logprobs = [each for chunk in chunks for each in chunk.logprobs or ()]
+    assert tuple(logprobs) == logprobs_of(start, len(script.result.ids))
     before = "".join(chunk.text for chunk in script.chunks if chunk.end <= start and chunk.ids)
     assert before + "".join(chunk.text for chunk in chunks) == script.result.text
     for earlier, later in pairwise(chunks):

@@ -3,7 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemill.protocol.codec import MAX_MESSAGE_BYTES, encode
+from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import JobEnd, TokenChunk
+from tidemill_gpuworker.scored_prompt import ScoredPrompt
 from tidemill_gpuworker.token_buffer import TokenBuffer
 
 END = JobEnd(state="done", finish_reason="stop")
@@ -99,3 +102,46 @@ def test_log_and_result_agree_after_any_losses(
     assert [token for entry in entries for token in entry.ids] == list(range(len(texts)))
     assert "".join(entry.text for entry in entries) == result.text == "".join(texts)
     assert result.entries == tuple((entry.end, len(entry.text)) for entry in entries)
+
+
+def _logprobs(*values: float, num_top: int = 0) -> tuple[TokenLogprobs, ...]:
+    top = tuple((2**31 - 1 - place, -1e-3) for place in range(num_top))
+    return tuple(TokenLogprobs(logprob=value, rank=1, top=top) for value in values)
+
+
+def test_logprobs_go_with_their_tokens_also_those_of_an_earlier_attempt() -> None:
+    earlier = TokenChunk(start=0, end=2, ids=(7, 8), text="hi", logprobs=_logprobs(-0.7, -0.8))
+    buffer = TokenBuffer([earlier])
+    buffer.add([9, 10], "x", _logprobs(-0.9, -1.0))
+    last = buffer.next_chunk(10)
+    assert last.logprobs == _logprobs(-0.9, -1.0)
+    prompt = ScoredPrompt((3, 4), (None, *_logprobs(-2.0)))
+    result = buffer.result(END, last, prompt)
+    assert result.logprobs == _logprobs(-0.7, -0.8, -0.9, -1.0)
+    assert (result.prompt_ids, result.prompt_logprobs) == (prompt.ids, prompt.logprobs)
+    assert buffer.move_to(0)
+    assert buffer.next_chunk(3).logprobs == _logprobs(-0.7, -0.8, -0.9)
+
+
+def test_without_logprobs_there_are_none_in_chunk_and_result() -> None:
+    buffer = _filled("a", "b")
+    last = buffer.next_chunk(2)
+    assert last.logprobs is None and buffer.result(END, last).logprobs is None
+
+
+def test_a_backlog_with_many_logprobs_is_cut_into_messages_that_fit() -> None:
+    buffer = TokenBuffer()
+    for token in range(200):
+        buffer.add([token], "", _logprobs(-1.0, num_top=1000))
+    num_told = 0
+    while buffer.num_pending:
+        chunk = buffer.next_chunk(4096)
+        assert len(encode(chunk)) < MAX_MESSAGE_BYTES / 2
+        assert chunk.end > chunk.start == num_told
+        buffer.acknowledge(chunk.end)
+        num_told = chunk.end
+    assert num_told == 200
+    # A token that takes a message of its own gets one.
+    buffer.add([200, 201], "", _logprobs(-1.0, -2.0, num_top=50_000))
+    assert len(buffer.next_chunk(10).ids) == 1
+    assert len(encode(buffer.next_chunk(10))) < MAX_MESSAGE_BYTES
