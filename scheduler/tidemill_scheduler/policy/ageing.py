@@ -10,7 +10,9 @@ NUM_CLASSES = 3
 
 DEFAULT_AGE_SECONDS = 30.0
 
-#: So many remembered jobs are looked at whenever one comes; those that have left are forgotten.
+#: Jobs of a class that are remembered, by how many jobs wait: beyond this many times as many, some
+#: are looked at whenever one comes, and those that have left are forgotten.
+_MOST_REMEMBERED = 1.25
 _NUM_SWEPT = 4
 
 
@@ -56,11 +58,11 @@ class _Line:
     """The jobs of one class in the order they came; few of them have left.
 
     ```
-    swept | unswept   each newcomer goes to the end of the right part, and lets a few of its first
-                      jobs go over to the left one, if they still wait
+    swept | unswept   each newcomer goes to the end of the right part; if many have left, a few
+                      from its beginning go over to the left one, or are forgotten
     ```
-    When the right part is empty the left one takes its place.  So while as many come as leave, no
-    more than about a third have left, and nobody ever has to look at all of them at once.
+    When the right part is empty the left one takes its place.  So nobody ever has to look at all
+    of them at once.
     """
 
     def __init__(self, waiting: Mapping[str, WaitingJob]) -> None:
@@ -71,13 +73,8 @@ class _Line:
     def add(self, job: WaitingJob) -> None:
         """Note that a job waits."""
         self._unswept.append(job)
-        for _ in range(_NUM_SWEPT):
-            first = self._unswept.popleft()
-            if self._waiting.get(first.job_id) is first:
-                self._swept.append(first)
-            if not self._unswept:
-                self._swept, self._unswept = self._unswept, self._swept
-                break
+        if len(self._swept) + len(self._unswept) > _MOST_REMEMBERED * len(self._waiting):
+            self._sweep()
 
     def first(self) -> WaitingJob | None:
         """Return the job that came first of those that wait."""
@@ -87,3 +84,12 @@ class _Line:
                     return jobs[0]
                 jobs.popleft()
         return None
+
+    def _sweep(self) -> None:
+        for _ in range(_NUM_SWEPT):
+            first = self._unswept.popleft()
+            if self._waiting.get(first.job_id) is first:
+                self._swept.append(first)
+            if not self._unswept:
+                self._swept, self._unswept = self._unswept, self._swept
+                break
