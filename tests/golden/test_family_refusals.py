@@ -11,6 +11,8 @@ from tidemill.protocol.errors import DamagedModel, ModelError, UnsupportedModel
 from tidemill_gpuworker.model_config import ModelConfig, load_model_config
 from tidemill_gpuworker.model_runner import ModelRunner
 
+LINEAR = {"type": "linear", "factor": 4.0}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 LONGROPE = GOLDEN["phi3 longrope short"].changes["rope_parameters"]
 
 
@@ -103,23 +105,32 @@ def test_long_rotary_factors_must_be_asked_for(tmp_path: Path) -> None:
     assert (config.default_model_len, config.max_model_len) == (256, 512)
 
 
+def without_layer_types(**changes: Any) -> dict[str, Any]:
+    return {"layer_types": None, **changes}
+
+
+def with_rope_scaling(scaling: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"rope_parameters": None, "rope_scaling": scaling, **changes}
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("gemma3", {"rope_parameters": None, "rope_theta": 1e6, "rope_local_base_freq": 1e4}),
-        ("gemma3", {"rope_parameters": None}),
-        ("olmo3", {"rope_parameters": None, "rope_theta": 5e5}),
-        ("gemma2", {"layer_types": None}),
-        ("gemma3", {"layer_types": None, "_sliding_window_pattern": None,
-                    "sliding_window_pattern": 2}),
-        ("olmo3", {"layer_types": None}),
-        ("gpt oss", {"layer_types": None}),
-        ("qwen2", {"layer_types": None}),
-        ("qwen2 moe sliding", {"layer_types": None, "max_window_layers": 28}),
-        ("smollm3", {"layer_types": None, "no_rope_layers": None}),
-        ("phi3 longrope short", {"rope_parameters": None, "rope_theta": 1e4,
-                                 "rope_scaling": LONGROPE | {"type": "su", "rope_type": None}}),
+        ("gemma3", with_rope_scaling(LINEAR, rope_theta=1e6, rope_local_base_freq=1e4)),
+        ("gemma3", with_rope_scaling(LINEAR)),
+        ("olmo3", with_rope_scaling(YARN, rope_theta=5e5)),
+        ("phi3 longrope short", with_rope_scaling(LONGROPE | {"type": "su", "rope_type": None})),
+        ("llama yarn", with_rope_scaling(YARN)),
+        ("gemma2", without_layer_types()),
+        ("gemma3", without_layer_types(sliding_window_pattern=2, _sliding_window_pattern=None)),
+        ("olmo3", without_layer_types()),
+        ("gpt oss", without_layer_types()),
+        ("qwen2", without_layer_types()),
+        ("qwen2 moe sliding", without_layer_types()),
+        ("smollm3", without_layer_types(no_rope_layers=None)),
+        ("gemma", {"hidden_act": "gelu"}),
+        ("qwen3 moe", {"num_local_experts": None, "num_experts": 6}),
     ],
-)  # fmt: skip
+)
 def test_older_configs_are_read_alike(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    assert read(name, tmp_path / "new").layers == read(name, tmp_path / "old", **changes).layers
+    assert read(name, tmp_path / "new") == read(name, tmp_path / "old", **changes)

@@ -1,15 +1,19 @@
 """The Triton kernels on a CUDA device, through the backend that a worker would get."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from support.attention_cases import Shape, make_problem
+from support.attention_cases import Shape, make_options, make_problem
 from support.triton_matrix import (
     DECODES,
     DTYPES,
     MIXED,
+    OPTIONS,
     PREFILLS,
     SHAPES,
     check,
@@ -48,6 +52,17 @@ def test_a_split_decode_equals_the_reference(
 ) -> None:
     shape = Shape(8, 2, 128, block_size, dtype)
     check_split_decode(make_problem(shape, [1, 1, 1], [37, 5, 2000], device="cuda"), num_splits)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_options_equal_the_reference(options: dict[str, Any], dtype: torch.dtype) -> None:
+    problem = make_problem(Shape(8, 2, 128, 16, dtype), *MIXED, device="cuda")
+    given = make_options(8, **options)
+    if given.sinks is not None:
+        given = dataclasses.replace(given, sinks=given.sinks.cuda())
+    # A float32 tanh that is computed from an exponential loses some bits.
+    check_paged_attention(problem, given, tolerance=2e-6 if dtype == torch.float32 else None)
 
 
 def test_the_backend_of_a_gpu_attends_like_the_reference(backend: AttentionBackend) -> None:

@@ -114,6 +114,10 @@ GOLDEN: dict[str, Golden] = {
             "sliding_window": WINDOW,
             "sliding_window_pattern": 2,
             "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
         },
         model_class="Gemma3ForCausalLM",
     ),
@@ -133,7 +137,17 @@ GOLDEN: dict[str, Golden] = {
     ),
     "qwen3 moe sliding": Golden("Qwen3Moe", _MOE | _SLIDING | {"head_dim": 16}),
     "olmo2": Golden("Olmo2"),
-    "olmo3": Golden("Olmo3", {"num_hidden_layers": 4, "sliding_window": WINDOW}),
+    "olmo3": Golden(
+        "Olmo3",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "full_attention": _YARN | {"rope_theta": 5e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+            },
+        },
+    ),
     "granite": Golden(
         "Granite",
         {
@@ -153,6 +167,8 @@ GOLDEN: dict[str, Golden] = {
             "num_experts_per_tok": 2,
             "sliding_window": WINDOW,
             "rope_parameters": _YARN | {"truncate": False},
+            "swiglu_alpha": 1.3,
+            "swiglu_limit": 0.5,
         },
     ),
 }
