@@ -17,7 +17,14 @@ from support.wait import wait_until
 from support.worker_rig import result_of, state_of, submit
 from tidemill.cli.child import ERROR_PREFIX
 from tidemill.protocol.codec import decode
-from tidemill.protocol.messages import ChatMessage, GenerateRequest, ModelCard, TokenChunk
+from tidemill.protocol.logprobs import TokenLogprobs
+from tidemill.protocol.messages import (
+    ChatMessage,
+    GenerateRequest,
+    JobResult,
+    ModelCard,
+    TokenChunk,
+)
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.service.tokenizer import Tokenizer
 
@@ -53,7 +60,20 @@ def _requests() -> list[GenerateRequest]:
         temperature=0.9, top_p=0.95, seed=7, max_tokens=NUM_TOKENS, ignore_eos=True
     )
     unseeded = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+    told = SamplingParams(
+        temperature=0.0,
+        repetition_penalty=1.2,
+        frequency_penalty=0.4,
+        presence_penalty=0.3,
+        logit_bias=((260, -2.0),),
+        bad_words=("mill",),
+        logprobs=3,
+        prompt_logprobs=2,
+        max_tokens=NUM_TOKENS,
+        ignore_eos=True,
+    )
     return [
+        GenerateRequest(model="smol", prompt="The tide mill is a mill that", params=told),
         GenerateRequest(model="smol", messages=chat, params=greedy),
         GenerateRequest(model="smol", prompt="The water wheel", params=sampled),
         GenerateRequest(model="smol", prompt="Once upon a tide", params=unseeded),
@@ -92,8 +112,8 @@ def test_streams_go_on_without_a_gap_when_their_worker_is_killed(
                 lambda job_id=job_id: state_of(redis_client, job_id) == "done",  # type: ignore[misc]
                 timeout=60,
             )
-        # The same work once more, with nobody being killed; the first two jobs bring their seed.
-        again = [submit(redis_client, request) for request in _requests()[:2]]
+        # The same work once more, with nobody being killed; the first three need no seed.
+        again = [submit(redis_client, request) for request in _requests()[:3]]
         for job_id in again:
             _run(redis_client, epoch, second_id, job_id)
         for job_id in again:
@@ -111,6 +131,26 @@ def test_streams_go_on_without_a_gap_when_their_worker_is_killed(
         assert len(result.ids) == NUM_TOKENS
     for interrupted, whole in zip(jobs, again, strict=False):
         assert result_of(redis_client, interrupted).ids == result_of(redis_client, whole).ids
+    chunks = _chunks(redis_client, jobs[0])
+    _check_told(result_of(redis_client, jobs[0]), result_of(redis_client, again[0]), chunks)
+
+
+def _check_told(ours: JobResult, whole: JobResult, chunks: list[TokenChunk]) -> None:
+    """Logprobs are the same in log and result, and those of a job that nobody interrupted."""
+    assert ours.logprobs is not None and whole.logprobs is not None
+    assert tuple(each for chunk in chunks for each in chunk.logprobs or ()) == ours.logprobs
+    assert "mill" not in ours.text
+    assert ours.prompt_ids == whole.prompt_ids
+    assert len(ours.prompt_logprobs or ()) == len(ours.prompt_ids) > 4
+    for told, wanted in (
+        (ours.logprobs, whole.logprobs),
+        (ours.prompt_logprobs, whole.prompt_logprobs),
+    ):
+        assert _values(told or ()) == pytest.approx(_values(wanted or ()), abs=1e-4)
+
+
+def _values(told: Sequence[TokenLogprobs | None]) -> list[float]:
+    return [n for each in told if each for n in (each.logprob, *(value for _, value in each.top))]
 
 
 def test_a_worker_registers_what_producers_need(
