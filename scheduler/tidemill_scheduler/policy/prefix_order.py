@@ -5,10 +5,11 @@ epoch begins is served to its end while newcomers gather for the next one.  Each
 range of its own, and takes half of another's when its own is done.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection
 from functools import partial
-from heapq import nlargest
+from operator import attrgetter
 
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_scheduler.jobs import WaitingJob
@@ -153,17 +154,22 @@ class PrefixOrder:
         if self.peek(worker_id) is not None:
             return True
         others = [
-            # Each with the work of one of its workers; the order breaks ties.
-            (r.work / (len(r.team) or 1), -number, r)
-            for number, r in enumerate(self._ranges)
+            r
+            for r in self._ranges
             if r.count and (not r.is_whole or at_any_cost or not self._is_kept(r))
         ]
-        if free := [entry for entry in others if entry[2].is_free]:
-            self._ranges.assign(max(free)[2], worker_id)
+        if free := [r for r in others if r.owner is None and not r.team]:
+            self._ranges.assign(max(free, key=attrgetter("work")), worker_id)
             return True
         keeps = _never if at_any_cost else partial(self._keeps, yields=yields)
-        victims = nlargest(MAX_VICTIMS, others)
-        return any(self._take_from(victim, worker_id, keeps) for _, _, victim in victims)
+        shares = [r.work / (len(r.team) or 1) for r in others]
+        for _ in range(min(MAX_VICTIMS, len(others))):
+            # Mostly the first one gives, so that sorting them all would be in vain.
+            place = shares.index(max(shares))
+            if self._take_from(others[place], worker_id, keeps):
+                return True
+            shares[place] = -math.inf
+        return False
 
     def release(self, worker_id: str) -> None:
         """Forget a worker; its range is anyone's."""
