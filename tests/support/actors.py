@@ -26,7 +26,7 @@ _PRELOADED = [
     "support.actors",
     "support.fake_worker",
     "support.recorder",
-    "tidemill_scheduler.daemon",
+    "tidemill_scheduler.__main__",
 ]
 
 _context = multiprocessing.get_context("forkserver")
@@ -101,10 +101,7 @@ class Troupe:
             "TIDEMILL_DATA_DIR": str(self.directory / "data"),
             "TIDEMILL_LOG_LEVEL": "DEBUG",
         }
-        _preload()
-        process = _context.Process(target=_run, args=(main, arguments, variables, str(log_path)))
-        process.start()
-        self.actors.append(Actor(process, log_path))
+        self.actors.append(Actor(fork(main, arguments, variables, log_path), log_path))
         return self.actors[-1]
 
     def close(self) -> None:
@@ -114,6 +111,16 @@ class Troupe:
                 actor.kill()
             actor.process.close()
         self.actors.clear()
+
+
+def fork(
+    main: str, arguments: Sequence[object], variables: dict[str, str], log_path: Path
+) -> ForkServerProcess:
+    """Run ``main``, "<module>:<function>", in a new process whose output ``log_path`` gets."""
+    _preload()
+    process = _context.Process(target=_run, args=(main, arguments, variables, str(log_path)))
+    process.start()
+    return process
 
 
 def _preload() -> None:

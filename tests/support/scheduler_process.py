@@ -2,14 +2,14 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import redis
 
+from support.actors import fork
 from support.wait import wait_until
 from tidemill.protocol.keys import ShardKeys
 
@@ -19,21 +19,46 @@ LEADER_LEASE_SECONDS = 1.0
 LIVENESS_SECONDS = LEASE_SECONDS + 30
 
 
+class DaemonProcess:
+    """A forked process, handled as those of ``subprocess`` are."""
+
+    def __init__(self, process: ForkServerProcess) -> None:
+        assert process.pid is not None
+        self._process = process
+        self.pid = process.pid
+
+    def poll(self) -> int | None:
+        """Return its exit status, negative for a signal; None while it lives."""
+        return self._process.exitcode
+
+    def wait(self, seconds: float) -> int:
+        """Wait for its end; returns its exit status."""
+        self._process.join(seconds)
+        status = self.poll()
+        assert status is not None, f"the daemon has not ended after {seconds} s"
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
 @dataclass
 class SchedulerProcess:
     """A daemon under test."""
 
-    process: subprocess.Popen[bytes]
+    process: DaemonProcess
     log_path: Path
 
     @property
     def log(self) -> str:
-        """What it wrote to standard error."""
+        """What it wrote."""
         return self.log_path.read_text()
 
     def kill(self) -> None:
         """End it without any clean-up, whether it is stopped or not."""
-        self.process.kill()
+        self.process.send_signal(signal.SIGKILL)
         self.process.wait(LIVENESS_SECONDS)
 
     def pause(self) -> None:
@@ -46,7 +71,7 @@ class SchedulerProcess:
 
     def drain(self) -> int:
         """Ask it to leave; returns its exit status."""
-        self.process.terminate()
+        self.process.send_signal(signal.SIGTERM)
         return self.process.wait(LIVENESS_SECONDS)
 
 
@@ -62,17 +87,16 @@ def spawn_scheduler(
     options: tuple[str, ...] = (),
 ) -> SchedulerProcess:
     """Start a daemon that dies at the crash point ``crash_at`` if one is named."""
-    command = [sys.executable, "-m", "tidemill_scheduler", "--redis-url", redis_url]
-    command += ["--lease-seconds", str(lease_seconds)]
-    command += ["--leader-lease-seconds", str(LEADER_LEASE_SECONDS), *options]
+    arguments = ["--redis-url", redis_url, "--lease-seconds", str(lease_seconds)]
+    arguments += ["--leader-lease-seconds", str(LEADER_LEASE_SECONDS), *options]
     environment = os.environ | {
         "TIDEMILL_CRASH_AT": crash_at,
         "TIDEMILL_CACHE_DIR": str(log_path.parent / "cache"),
         "TIDEMILL_LOG_LEVEL": "DEBUG",
     }
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stderr=log)
-    return SchedulerProcess(process, log_path)
+    log_path.write_bytes(b"")
+    process = fork("tidemill_scheduler.__main__:main", [arguments], environment, log_path)
+    return SchedulerProcess(DaemonProcess(process), log_path)
 
 
 def wait_for_standby(client: redis.Redis) -> None:
