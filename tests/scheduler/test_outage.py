@@ -29,8 +29,11 @@ pytestmark = pytest.mark.slow
 OUTAGE_SECONDS = 10.0
 IDLE_SECONDS = 5.0
 
-#: Two per cent is promised for a machine that has nothing else to do; a busy loop takes 100.
+#: What waiting for a broker may take of a core beside other work; a busy loop takes all of it.
 MAX_SHARE = 0.2
+
+#: What a daemon may take that has nothing to do.
+MAX_IDLE_SHARE = 0.02
 
 
 @pytest.fixture
@@ -136,4 +139,4 @@ def test_an_idle_leader_and_an_idle_standby_take_almost_nothing(
             leader.kill()
 
     print(f"idle: leader {100 * leading:.1f} % of a core, standby {100 * standing_by:.1f} %")
-    assert max(leading, standing_by) < MAX_SHARE
+    assert max(leading, standing_by) < MAX_IDLE_SHARE
