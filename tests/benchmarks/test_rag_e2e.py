@@ -15,9 +15,9 @@ PROGRAM = Path(__file__).parents[2] / "benchmarks" / "rag_e2e.py"
 TOWNS = ["Harlin", "Morvale", "Tessing", "Quorn", "Beldam", "Ostby", "Pelorin", "Wickery"]
 GRAINS = ["wheat", "rye", "oats", "barley"]
 
-NUM_PASSAGES, NUM_QUESTIONS, NUM_TEMPLATES = 10, 3, 2
+NUM_PASSAGES, NUM_QUESTIONS, NUM_TEMPLATES = 8, 2, 2
 NUM_JOBS = NUM_PASSAGES * NUM_QUESTIONS * NUM_TEMPLATES
-MAX_TOKENS = 12
+MAX_TOKENS = 8
 
 
 def write_questions(path: Path) -> None:

@@ -48,12 +48,19 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def figures(traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    file = tmp_path_factory.mktemp("figures") / "figures.json"
-    done = run_program("--quick", "--only", *CELLS, "--traces", str(traces), "--json", str(file))
+def written(traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory into which one run has written its figures and its chart."""
+    directory = tmp_path_factory.mktemp("figures")
+    files = ["--json", str(directory / "figures.json"), "--plot", str(directory / "chart.svg")]
+    done = run_program("--quick", "--only", *CELLS, "--traces", str(traces), *files)
     assert done.returncode == 0, done.stderr
     assert "targets met" in done.stdout
-    return json.loads(file.read_text())
+    return directory
+
+
+@pytest.fixture(scope="module")
+def figures(written: Path) -> Any:
+    return json.loads((written / "figures.json").read_text())
 
 
 def runs_of(figures: Any, cell: str) -> Any:
@@ -123,14 +130,9 @@ def test_two_processes_give_the_same_bytes(figures: Any) -> None:
     assert figure_of(figures, "same", "reports that differ")["is_met"]
 
 
-def test_the_chart_is_drawn_from_what_was_measured(traces: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    chart = tmp_path / "chart.svg"
-    done = run_program(
-        "--quick", "--only", "overload", "--traces", str(traces), "--plot", str(chart)
-    )
-    assert done.returncode == 0, done.stderr
-    assert b"<svg" in chart.read_bytes()
+def test_the_chart_is_drawn_from_what_was_measured(written: Path) -> None:
+    chart = (written / "chart.svg").read_text()
+    assert "<svg" in chart and len(chart) > 10_000
 
 
 @pytest.mark.parametrize(

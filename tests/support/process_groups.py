@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
 GROUPS = {
+    "tests/benchmarks/test_daemon_cost.py": "daemon cost",
     "tests/benchmarks/test_queue_bench.py": "benchmark",
+    "tests/benchmarks/test_rag_e2e.py": "rag",
+    "tests/benchmarks/test_scheduling_bench.py": "scheduling",
     "tests/chaos/test_chaos.py": "chaos",
     "tests/chaos/test_scenarios.py": "chaos",
     "tests/e2e/test_bad_input.py": "stack",
+    "tests/e2e/test_best_of.py": "stack",
     "tests/e2e/test_bulk.py": "stack",
     "tests/e2e/test_commands.py": "stack",
+    "tests/e2e/test_rag_example.py": "stack",
     "tests/e2e/test_sampling.py": "stack",
     "tests/model/test_exactness.py": "exactness",
     "tests/model/test_loading.py": "loading",
