@@ -1,5 +1,7 @@
 """The problems that the Triton kernels are tested on, in the interpreter and on devices."""
 
+from typing import Any
+
 import torch
 
 from support.attention_cases import (
@@ -30,8 +32,8 @@ SHAPES = {
     "head_dim 72": Shape(4, 2, 72),
 }
 
-#: Options of one problem for decodes and prefills: (window, soft cap, with sinks).
-OPTIONS = {
+#: Arguments of `make_options`.
+OPTIONS: dict[str, dict[str, Any]] = {
     "window of 1": {"window": 1},
     "window of 20": {"window": 20},
     "window of 64": {"window": 64},
