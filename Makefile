@@ -14,7 +14,7 @@ BROKER_TESTS := tests/protocol tests/sdk tests/scheduler tests/worker tests/cras
 export OMP_WAIT_POLICY ?= passive
 export GOMP_SPINCOUNT  ?= 0
 
-.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check bench bench-queue bench-rag bench-scheduling bench-daemon bench-scale chaos soak clean
+.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check bench bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-scale chaos soak clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -78,6 +78,9 @@ bench-scheduling: $(STAMP) ## Orders and placements in simulated clusters (long;
 
 bench-daemon: $(STAMP) ## What the scheduler's decisions cost, in time and memory (ARGS="--jobs 10000")
 	@$(BIN)/python benchmarks/daemon_cost.py $(ARGS)
+
+bench-lane: $(STAMP) ## What the interactive lane and the index of caches cost, in microseconds (ARGS="1000 100000")
+	@$(BIN)/python benchmarks/interactive_cost.py $(ARGS)
 
 bench-scale: $(STAMP) ## Ten million jobs on a thousand simulated workers (an hour of one core)
 	@$(BIN)/python benchmarks/ten_million.py $(ARGS)

@@ -1,7 +1,6 @@
 """What the interactive lane and the residency index cost the daemon, in microseconds.
 
-``python benchmarks/interactive_cost.py [jobs ...]`` prints a table; ``interactive_costs`` returns
-the figures to other scripts.
+``make bench-lane`` prints a table (``ARGS="1000 100000"``: jobs that wait).
 """
 
 import random

@@ -69,3 +69,15 @@ def test_the_table_has_each_operation_in_both_units() -> None:
 def test_the_help_tells_how_to_read_the_table() -> None:
     text = run_program("--help")
     assert "rounds" in text and "--memory-jobs" in text and "--memory-child" not in text
+
+
+def test_the_cost_of_the_interactive_lane_is_told_for_few_and_many_workers() -> None:
+    program = PROGRAM.with_name("interactive_cost.py")
+    command = [sys.executable, str(program), "50"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    costs = dict(reversed(line.split(" us  ")) for line in done.stdout.splitlines())
+    assert all(float(cost) > 0 for cost in costs.values())
+    for workers in (8, 1000):
+        assert {f"{what}, 50 queued, {workers} workers" for what in ("bind", "pick", "steal")} < {
+            *costs
+        }
