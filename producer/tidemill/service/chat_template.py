@@ -49,22 +49,30 @@ class ChatTemplate:
                 fix="Fetch the file again, or delete the template to serve plain prompts only.",
             ) from error
 
-    def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[ChatMessage | Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt for ``messages``; raises ``InvalidRequest`` if the template refuses them.
 
-        ``add_generation_prompt`` opens the assistant's next turn.
+        ``add_generation_prompt`` opens the assistant's next turn.  ``tools`` are OpenAI's function
+        tools, ``options`` further variables that this template knows; a message may be a mapping
+        with all that the template looks for.
         """
-        plain = [{"role": message.role, "content": message.content} for message in messages]
+        variables = {
+            **(options or {}),
+            **self._special_tokens,
+            "messages": [_plain(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return _join(
-                self._template.generate(
-                    messages=plain,
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                    **self._special_tokens,
-                )
-            )
+            return _join(self._template.generate(**variables))
         except _TEMPLATE_ERRORS as error:
             raise InvalidRequest(
                 f"messages: the model's chat template refuses them: {error}",
@@ -75,6 +83,12 @@ class ChatTemplate:
     @cached_property
     def _template(self) -> jinja2.Template:
         return _environment().from_string(self.source)
+
+
+def _plain(message: ChatMessage | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(message, ChatMessage):
+        return {"role": message.role, "content": message.content}
+    return dict(message)
 
 
 class _GenerationBlocks(jinja2.ext.Extension):

@@ -5,11 +5,11 @@ its digest; producers and schedulers load it from there.  Equal digests mean equ
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -109,11 +109,22 @@ class Tokenizer:
         """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
         return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    @property
+    def chat_template(self) -> str:
+        """The source of the chat template; empty if there is none."""
+        return self._files.chat_template or ""
+
     def apply_chat_template(
-        self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage | Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
         """Render a conversation; encode the result with ``add_special_tokens=False``.
 
+        ``tools`` and ``options`` are as in ``ChatTemplate.render``.
         Raises ``InvalidRequest`` if there is no template or it refuses the messages.
         """
         if self._template is None:
@@ -122,7 +133,9 @@ class Tokenizer:
                 field="messages",
                 fix="Send prompt instead, or serve a model tuned for chat.",
             )
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options
+        )
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
