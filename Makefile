@@ -13,6 +13,8 @@ BROKER_TESTS := tests/protocol tests/sdk tests/scheduler tests/worker tests/cras
 # Idle OpenMP threads that spin starve each other on shared cores.
 export OMP_WAIT_POLICY ?= passive
 export GOMP_SPINCOUNT  ?= 0
+# Tests start hundreds of processes, each of which would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check bench bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-scale chaos soak clean
 
