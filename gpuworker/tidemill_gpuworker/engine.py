@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from tidemill.protocol.logprobs import TokenLogprobs
@@ -131,6 +131,8 @@ class Engine:
         self._clock = clock
         self._processors: dict[str, OutputProcessor] = {}
         self._resumed: dict[str, StepOutput] = {}
+        # Ends that are told once the logprobs of the prompt are known.
+        self._held: dict[str, StepOutput] = {}
 
     @property
     def has_work(self) -> bool:
@@ -141,13 +143,18 @@ class Engine:
         """Take in a sequence; raises ``InvalidRequest`` if it can never run.
 
         The output of an earlier attempt is replayed first.  If that was complete, the next step
-        reports the end without computing anything.
+        reports the end without computing anything, unless the prompt's logprobs are wanted.
         """
         processor = self._make_processor(seq)
         output = processor.replay(seq.output_ids) if seq.output_ids else None
         if output is None or output.finish is None:
             self.step_scheduler.add(seq)
             self._processors[seq.seq_id] = processor
+        elif seq.lacks_prompt_logprobs:
+            self._held[seq.seq_id] = StepOutput(seq, (), output.text, output.finish)
+            # Its output must not be computed again; the list of logprobs is the same one.
+            self.step_scheduler.add(replace(seq, output_ids=[], num_resumed_tokens=0))
+            return
         if output is not None and (output.finish or output.text):
             self._resumed[seq.seq_id] = StepOutput(seq, (), output.text, output.finish)
 
@@ -155,6 +162,7 @@ class Engine:
         """Drop a sequence; returns it, or None if it has ended or was never here."""
         resumed = self._resumed.pop(seq_id, None)
         self._processors.pop(seq_id, None)
+        self._held.pop(seq_id, None)
         return self.step_scheduler.abort(seq_id) or (resumed.seq if resumed else None)
 
     def step(self) -> list[StepOutput]:
@@ -187,6 +195,9 @@ class Engine:
             raise
 
     def _process(self, seq: Sequence, tokens: tuple[SampledToken, ...]) -> StepOutput:
+        if (held := self._held.pop(seq.seq_id, None)) is not None:
+            self.step_scheduler.finish(seq)
+            return held
         text, finish, taken = "", None, 0
         for token in tokens:
             output = self._processors[seq.seq_id].process(token.id)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tidemill.protocol.errors import EngineFailed, TidemillError
+from tidemill.protocol.errors import EngineFailed, NoTokenLeft, TidemillError
 from tidemill.protocol.messages import FinishedSequence, JobEnd, Usage
 from tidemill.protocol.states import FinishReason, JobState
 from tidemill.protocol.structured import StructuredOutput
@@ -124,6 +124,9 @@ class JobRunner:
             self._enter(trial)
         try:
             outputs = self._engine.step()
+        except NoTokenLeft as error:
+            self._fail_hopeless(error)
+            return
         except Exception as error:
             # The outermost frame of a step: whatever the engine broke on, the worker goes on.
             _log.exception("a step with %d jobs failed", len(self._in_engine))
@@ -227,6 +230,13 @@ class JobRunner:
                 output_tokens=len(seq.output_ids) - seq.num_resumed_tokens if seq else 0,
             )
         )
+
+    def _fail_hopeless(self, error: NoTokenLeft) -> None:
+        # The step never happened, and nobody else has a part in its failure.
+        for job_id in error.seq_ids:
+            job = self._running[job_id].claim.job
+            self._remove(job_id)
+            self._fail(job, failure_of(error, "no token is left"))
 
     def _recover(self, error: Exception) -> None:
         in_engine = list(self._in_engine)

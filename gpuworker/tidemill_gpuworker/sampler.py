@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.errors import NoTokenLeft
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill_gpuworker import sampling_filters as filters
 from tidemill_gpuworker.logit_edits import Edited, edit
@@ -61,7 +61,7 @@ class Sampler:
         """Return the next token of each row; ``logits`` is float32 [len(rows), vocab].
 
         Raises ``ArithmeticError`` if a row has no usable logit, that is, the model broke down, and
-        ``InvalidRequest`` if a row's parameters leave no token.
+        ``NoTokenLeft`` if the parameters of rows leave no token.
         """
         touched = self._touched(rows, logits.device)
         index = torch.tensor([each.place for each in touched], device=logits.device).long()
@@ -168,11 +168,7 @@ def _check(
     broken = [rows[place].seq_id for place in unusable if not _is_sound(logits[place])]
     if broken:
         raise ArithmeticError(f"the model gave no finite logits for {', '.join(broken)}")
-    raise InvalidRequest(
-        f"params: what {rows[unusable[0]].seq_id} allows and forbids leaves no token to choose",
-        field="params",
-        fix="Look at allowed_token_ids, bad_words, min_tokens and the structure asked for.",
-    )
+    raise NoTokenLeft(tuple(rows[place].seq_id for place in unusable))
 
 
 def _is_sound(logits: torch.Tensor) -> bool:

@@ -39,7 +39,7 @@ class CountingProcessor:
 
     def replay(self, token_ids: list[int]) -> Output:
         self._num_left -= len(token_ids)
-        return Output("")
+        return Output("", None if self._num_left > 0 else Finish(FinishReason.LENGTH))
 
 
 class Rig:
@@ -253,6 +253,22 @@ def test_a_resumed_sequence_tells_the_same_of_prompt_and_output(runner: ModelRun
         assert resumed.output_ids == whole.output_ids
         assert_close(resumed.prompt_logprobs, whole.prompt_logprobs)
         assert_close(again.logprobs["resumed"], rig.logprobs["whole"][cut:])
+
+
+def test_a_complete_output_ends_once_the_prompts_logprobs_are_known(
+    model: transformers.PreTrainedModel, runner: ModelRunner
+) -> None:
+    output = make_prompt(NUM_TOKENS, 6)
+    rig = Rig(runner, max_step_tokens=16)
+    seq = make_seq("s", make_prompt(40, 5), output, prompt_logprobs=1)
+    rig.engine.add(seq)
+    told = [each for _ in range(3) for each in rig.engine.step()]
+    assert [(each.seq, each.new_ids) for each in told] == [(seq, ())]
+    assert told[0].finish == Finish(FinishReason.LENGTH)
+    check_prompt(seq, model)
+    assert seq.output_ids == output
+    assert not rig.engine.has_work
+    assert rig.scheduler.block_manager.num_free_blocks == runner.num_blocks
 
 
 def assert_close(

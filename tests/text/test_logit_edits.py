@@ -12,7 +12,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.errors import NoTokenLeft
 from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.logit_edits import unpack_mask
 from tidemill_gpuworker.sampler import LogprobsMode, Sampler
@@ -227,7 +227,7 @@ def test_a_row_whose_parameters_leave_no_token_is_told_so() -> None:
     hopeless = make_seq(allowed_token_ids=[EOS], min_tokens=1)
     for temperature in (0.0, 1.0):
         hopeless.params = hopeless.params.model_copy(update={"temperature": temperature})
-        with pytest.raises(InvalidRequest, match="leaves no token"):
+        with pytest.raises(NoTokenLeft, match="what s allows"):
             Sampler([EOS]).sample(logits, [make_seq(), hopeless])
     with pytest.raises(ArithmeticError):
         Sampler([EOS]).sample(logits * float("nan"), [make_seq(), hopeless])

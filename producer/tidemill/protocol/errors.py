@@ -5,7 +5,8 @@ TidemillError
 ├── InvalidRequest               a job was refused; nothing was queued
 │   ├── UnknownModel             no worker serves this model
 │   ├── IdempotencyConflict      same idempotency key, different body
-│   └── BatchClosed              the batch takes no more jobs
+│   ├── BatchClosed              the batch takes no more jobs
+│   └── NoTokenLeft              what it allows and forbids leaves no token to choose
 ├── Overloaded                   try again after ``retry_after_seconds``
 │   ├── QueueFull                a bound on waiting jobs, tokens or bytes is reached
 │   └── RateLimited              the tenant's requests or tokens per minute are used up
@@ -88,6 +89,18 @@ class IdempotencyConflict(InvalidRequest):
 
 class BatchClosed(InvalidRequest):
     """The batch was cancelled and takes no more jobs."""
+
+
+class NoTokenLeft(InvalidRequest):
+    """What the sequences ``seq_ids`` allow and forbid leaves them no token to choose."""
+
+    def __init__(self, seq_ids: tuple[str, ...]) -> None:
+        super().__init__(
+            f"params: what {', '.join(seq_ids)} allows and forbids leaves no token to choose",
+            field="params",
+            fix="Look at allowed_token_ids, bad_words, min_tokens and the structure asked for.",
+        )
+        self.seq_ids = seq_ids
 
 
 class Overloaded(TidemillError):
