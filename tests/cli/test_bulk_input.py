@@ -35,6 +35,26 @@ def test_a_line_of_the_batch_format_is_understood(tmp_path: Path) -> None:
     assert (line.spec.options["model"], line.spec.options["max_tokens"]) == ("m", 5)
 
 
+@pytest.mark.parametrize(
+    ("body", "logprobs"),
+    [
+        ({"logprobs": True, "top_logprobs": 5}, 5),
+        ({"logprobs": True}, 0),
+        ({"logprobs": 3}, 3),
+        ({"logprobs": False, "top_logprobs": 5}, None),
+    ],
+)
+def test_logprobs_are_asked_for_as_in_chats_and_as_in_completions(
+    tmp_path: Path, body: dict[str, Any], logprobs: int | None
+) -> None:
+    row = {"prompt": "hi", "logit_bias": {"7": 1}, "presence_penalty": 0.5, **body}
+    [line] = read(tmp_path, row)
+    assert line.spec is not None
+    assert line.spec.options.get("logprobs") == logprobs
+    assert line.spec.options["logit_bias"] == {"7": 1}
+    assert line.spec.options["presence_penalty"] == 0.5
+
+
 def test_a_template_makes_a_prompt_of_any_fields(tmp_path: Path) -> None:
     [line] = read(tmp_path, {"q": "2+2 {{x}}"}, template="Q: {{ q }}\nA:")
     assert line.spec is not None and line.spec.prompt == "Q: 2+2 {{x}}\nA:"

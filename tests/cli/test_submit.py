@@ -15,7 +15,9 @@ from tidemill import ConfigError, InvalidRequest, Producer
 from tidemill.cli.main import main
 from tidemill.protocol import calls
 from tidemill.protocol.calls import Backlog, Measures
+from tidemill.protocol.codec import decode
 from tidemill.protocol.functions import run
+from tidemill.protocol.messages import GenerateRequest
 
 Tidemill = Callable[..., Outcome]
 
@@ -34,6 +36,22 @@ def test_terms_are_options(
     assert int(fields[b"qdl"]) - submitted == 67_000
     assert (fields[b"sm"], fields[b"mx"], fields[b"bid"]) == (b"3000", b"1", b"b")
     assert (len(fields[b"h"]), fields[b"g"]) == (8, b"1")
+
+
+def test_sampling_parameters_are_options(
+    tidemill: Tidemill, producer: Producer, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    options = ["--presence-penalty", "0.5", "--frequency-penalty", "-0.5", "--detach"]
+    options += ["--repetition-penalty", "1.1", "--logit-bias", "3=-200", "--logit-bias", "1=2.5"]
+    options += ["--bad-word", "a", "--bad-word", "b", "--logprobs", "2", "--prompt-logprobs", "0"]
+    outcome = tidemill("submit", "a", *options)
+    assert outcome.exit_code == 0, outcome.output
+    stored = redis_client.hget(KEYS.job(outcome.stdout.strip()), "req") or b""
+    params = decode(stored, GenerateRequest).params
+    assert (params.presence_penalty, params.frequency_penalty) == (0.5, -0.5)
+    assert (params.repetition_penalty, params.bad_words) == (1.1, ("a", "b"))
+    assert params.logit_bias == ((1, 2.5), (3, -100.0))
+    assert (params.logprobs, params.prompt_logprobs) == (2, 0)
 
 
 @pytest.mark.parametrize("text", ["2100-01-31T08:00+01:00", "2100-01-31T08:00"])
@@ -58,6 +76,9 @@ def test_a_time_without_a_zone_is_local(
     ("options", "kind", "says"),
     [
         (["--at", "tomorrow"], ConfigError, "'tomorrow' is not a time"),
+        (["--logit-bias", "5"], ConfigError, "'5' is no token id with a bias"),
+        (["--presence-penalty", "3"], InvalidRequest, "presence_penalty"),
+        (["--logprobs", "21"], InvalidRequest, "params.logprobs: 21 exceed the limit of 20"),
         (["--at", "9999-12-31T23:59:59-23:00"], ConfigError, "is out of range"),
         (["--at", "0001-01-01T00:00+23:00"], ConfigError, "is out of range"),
         (["--idempotency-key", "requeue:x"], InvalidRequest, "is reserved"),

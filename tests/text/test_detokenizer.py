@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import models
 
 from support.tiny_tokenizers import (
     MARKUP,
@@ -14,6 +16,7 @@ from support.tiny_tokenizers import (
     sentencepiece_tokenizer,
 )
 from tidemill.service.tokenizer import Tokenizer
+from tidemill.service.tokenizer_files import TokenizerFiles
 from tidemill_gpuworker.detokenizer import Detokenizer
 
 
@@ -90,6 +93,22 @@ def test_only_special_tokens_are_skipped(tokenizer: Tokenizer) -> None:
     assert SPECIAL not in "".join(pieces_of(tokenizer, ids, skip=True))
     assert SPECIAL in "".join(pieces_of(tokenizer, ids, skip=False))
     assert MARKUP in "".join(pieces_of(tokenizer, ids, skip=True))
+
+
+def test_added_tokens_are_joined_on_request() -> None:
+    words = RawTokenizer(models.WordLevel({"a": 0, "<x>": 1, "<y>": 2}, unk_token="a"))
+    words.add_special_tokens(["<x>", "<y>"])
+    tokenizer = Tokenizer(TokenizerFiles(words.to_str()))
+    ids = [0, 1, 2, 1, 0, 0, 2]
+
+    def text_of(**flags: bool) -> str:
+        detokenizer = Detokenizer(tokenizer, **flags)
+        return "".join([*map(detokenizer.push, ids), detokenizer.flush()])
+
+    assert text_of(skip_special_tokens=False) == words.decode(ids, skip_special_tokens=False)
+    apart = text_of(skip_special_tokens=False, spaces_between_special_tokens=False)
+    assert apart == "a <x><y><x> a a <y>"
+    assert text_of(spaces_between_special_tokens=False) == words.decode(ids)
 
 
 def test_a_character_appears_with_its_last_byte() -> None:

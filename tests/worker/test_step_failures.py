@@ -4,13 +4,15 @@ import pytest
 import redis
 
 from support import shard
-from support.fake_engine import generate
+from support.fake_engine import FakeSampler, generate
 from support.shard import KEYS, read_log
 from support.wait import wait_until
 from support.worker_rig import GARBLED, Rig, make_request, state_of, submit
 from tidemill.protocol.codec import decode
-from tidemill.protocol.errors import EngineFailed
+from tidemill.protocol.errors import EngineFailed, NoTokenLeft
 from tidemill.protocol.messages import JobEnd
+from tidemill_gpuworker.sampled_token import SampledToken
+from tidemill_gpuworker.sequence import Sequence
 
 POISON = 666
 
@@ -171,3 +173,25 @@ def test_a_broken_engine_ends_its_worker_and_blames_no_job(
             second.dispatch(job_id)
             second.wait_for(job_id, "done")
             assert read_log(redis_client, job_id).ids == generate(prompt, 40)
+
+
+def test_a_job_whose_parameters_leave_no_token_fails_alone_and_at_once(
+    redis_client: redis.Redis, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = FakeSampler.sample
+
+    def sample(self: FakeSampler, logits: list[int], rows: list[Sequence]) -> list[SampledToken]:
+        if hopeless := tuple(row.seq_id for row in rows if POISON in row.prompt_ids):
+            raise NoTokenLeft(hopeless)
+        return choose(self, logits, rows)
+
+    monkeypatch.setattr(FakeSampler, "sample", sample)
+    prompts = [(1, 2), (3, POISON), (5, 6)]
+    jobs = [rig.give(make_request(prompt, num_tokens=30)) for prompt in prompts]
+    rig.runner.run_free()
+    rig.wait_for(jobs[1], "failed")
+    assert "allows and forbids leaves no token" in (_end_of(redis_client, jobs[1]).error or "")
+    for place in (0, 2):
+        rig.wait_for(jobs[place], "done")
+        assert read_log(redis_client, jobs[place]).ids == generate(prompts[place], 30)
+    rig.engine.step_scheduler.check_integrity()
