@@ -51,6 +51,7 @@ from tidemill.protocol.messages import (
 from tidemill.protocol.outcomes import Outcome, Segment, Word
 from tidemill.protocol.sampling import RepetitionDetection, SamplingParams
 from tidemill.protocol.states import FinishReason, JobState
+from tidemill.protocol.structured import StructuredOutput
 from tidemill.result import Result
 from tidemill.status import QueueStatus, Status, WorkerSnapshot
 from tidemill.stream import TokenStream
@@ -107,6 +108,7 @@ __all__ = [
     "Segment",
     "Status",
     "StreamGap",
+    "StructuredOutput",
     "TermOptions",
     "TidemillError",
     "TokenLogprobs",

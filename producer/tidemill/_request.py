@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from pydantic import TypeAdapter, ValidationError
 
 from tidemill._checks import check_kinds, refusal, shown
+from tidemill._structured import StructuredOptions, take_structured
 from tidemill._terms import TermOptions, take_terms
 from tidemill.protocol.calls import NewJob
 from tidemill.protocol.codec import MAX_ARRAY_LEN, MAX_MESSAGE_BYTES, encode
@@ -70,8 +71,8 @@ class SamplingOptions(TypedDict, total=False):
     repetition_detection: RepetitionDetection | Mapping[str, int] | None
 
 
-class RunOptions(SamplingOptions, TermOptions, total=False):
-    """How a job samples, when it may and must run, and how often it is tried."""
+class RunOptions(SamplingOptions, TermOptions, StructuredOptions, total=False):
+    """How a job samples, what its answer looks like, when it runs, and how often it is tried."""
 
 
 class JobOptions(RunOptions, total=False):
@@ -149,13 +150,14 @@ def make_draft(prompt: Prompt, options: JobOptions, tenant: str) -> Draft:
     fields: dict[str, Any] = {**options}
     model, key = fields.pop("model", None), checked_key(fields.pop("idempotency_key", None))
     own = {name: fields.pop(name) for name in _REQUEST_OPTIONS & fields.keys()}
-    terms = take_terms(fields)
+    terms, structured = take_terms(fields), take_structured(fields)
     check_kinds({"model": model, **own, **fields})
     try:
         request = GenerateRequest(
             model=ANY_MODEL if model is None else model,
             tenant=tenant,
             params=_sampling_params(fields),
+            structured=structured,
             **_prompt_fields(prompt),
             **own,
         )

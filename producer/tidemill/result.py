@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from tidemill.protocol.errors import (
     JobCancelled,
@@ -14,6 +17,8 @@ from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import JobEnd, JobResult, Usage
 from tidemill.protocol.outcomes import Outcome
 from tidemill.protocol.states import JobState
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,13 @@ class Result:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_ids: tuple[int, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+    def parsed(self, model: type[Model]) -> Model:
+        """Return the text as this pydantic model, of a job that was asked for its schema.
+
+        Raises ``pydantic.ValidationError`` if it is not, as when ``max_tokens`` cut it off.
+        """
+        return model.model_validate_json(self.text)
 
 
 def from_stored(job_id: str, stored: JobResult) -> Result:

@@ -55,6 +55,29 @@ def test_logprobs_are_asked_for_as_in_chats_and_as_in_completions(
     assert line.spec.options["presence_penalty"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("fields", "structured"),
+    [
+        ({"structured": {"regex": "a"}}, {"regex": "a"}),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"structured_outputs": {"choice": ["a"]}}, {"choice": ["a"]}),
+        ({"response_format": {"type": "text"}}, None),
+    ],
+)
+def test_a_line_says_what_its_answer_must_look_like(
+    tmp_path: Path, fields: dict[str, Any], structured: dict[str, Any] | None
+) -> None:
+    [line] = read(tmp_path, {"prompt": "hi", **fields})
+    assert line.spec is not None
+    assert line.spec.options.get("structured") == structured
+
+
+def test_a_line_with_a_form_that_is_not_known_is_an_error(tmp_path: Path) -> None:
+    [line] = read(tmp_path, {"prompt": "hi", "response_format": {"type": "xml"}})
+    assert line.spec is None
+    assert "response_format.type" in (line.error or "")
+
+
 def test_a_template_makes_a_prompt_of_any_fields(tmp_path: Path) -> None:
     [line] = read(tmp_path, {"q": "2+2 {{x}}"}, template="Q: {{ q }}\nA:")
     assert line.spec is not None and line.spec.prompt == "Q: 2+2 {{x}}\nA:"

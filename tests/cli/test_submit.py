@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 import redis
@@ -54,6 +55,39 @@ def test_sampling_parameters_are_options(
     assert (params.logprobs, params.prompt_logprobs) == (2, 0)
 
 
+@pytest.mark.parametrize(
+    ("option", "content", "field", "want"),
+    [
+        ("--json-schema", '{"type": "object"}', "json_schema", '{"type": "object"}'),
+        ("--grammar", 'start: "a"', "grammar", 'start: "a"'),
+        ("--regex", None, "regex", "[ab]+"),
+        ("--choice", None, "choice", ("[ab]+",)),
+    ],
+)
+def test_what_an_answer_must_look_like_is_an_option(
+    tidemill: Tidemill,
+    producer: Producer,
+    mill: FakeMill,
+    redis_client: redis.Redis,
+    tmp_path: Path,
+    option: str,
+    content: str | None,
+    field: str,
+    want: object,
+) -> None:
+    value = "[ab]+"
+    if content is not None:
+        path = tmp_path / "form"
+        path.write_text(content)
+        value = str(path)
+    outcome = tidemill("submit", "a", option, value, "--detach")
+    assert outcome.exit_code == 0, outcome.output
+    stored = redis_client.hget(KEYS.job(outcome.stdout.strip()), "req") or b""
+    structured = decode(stored, GenerateRequest).structured
+    assert structured is not None and structured.constraint == field
+    assert getattr(structured, field) == want
+
+
 @pytest.mark.parametrize("text", ["2100-01-31T08:00+01:00", "2100-01-31T08:00"])
 def test_a_time_without_a_zone_is_local(
     tidemill: Tidemill,
@@ -90,6 +124,9 @@ def test_a_time_without_a_zone_is_local(
         ),
         (["--batch", "a b"], InvalidRequest, "batch: 'a b'"),
         (["--prefix-id", ""], InvalidRequest, "prefix_id: "),
+        (["--json-schema", "none"], ConfigError, "json-schema: the file 'none' cannot be read"),
+        (["--regex", "("], InvalidRequest, "structured.regex: "),
+        (["--regex", "a", "--choice", "b"], InvalidRequest, "not regex and choice"),
     ],
 )
 def test_bad_terms_are_told(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tidemill._request import JobSpec
+from tidemill.openai.response_format import structured_fields
 from tidemill.protocol.errors import ConfigError, InvalidRequest
 from tidemill.protocol.sampling import SamplingParams
 
@@ -16,7 +17,7 @@ MAX_LINE_BYTES = 1 << 20
 
 _FIELD = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 #: Fields of a line that go before the run's defaults.
-_OWN = frozenset(SamplingParams.model_fields) | {"prefix_id"}
+_OWN = frozenset(SamplingParams.model_fields) | {"prefix_id", "structured", "json_schema"}
 #: Names that OpenAI's clients use for ours.
 _ALIASES = {"max_completion_tokens": "max_tokens"}
 
@@ -44,9 +45,10 @@ class LineReader:
     """Turns lines into jobs.
 
     A line is a request of OpenAI's batch format ({custom_id, body}), or an object with ``prompt``
-    or ``messages``, sampling fields and ``prefix_id``, or, with a ``template``, any object whose
-    fields fill the template's ``{{name}}`` places.  ``defaults`` are options of every job; a line's
-    own fields go before them.
+    or ``messages``, sampling fields, ``prefix_id`` and what the answer must look like
+    (``structured``, ``json_schema`` or ``response_format``), or, with a ``template``, any object
+    whose fields fill the template's ``{{name}}`` places.  ``defaults`` are options of every job; a
+    line's own fields go before them.
     """
 
     template: str | None
@@ -79,6 +81,8 @@ class LineReader:
             raise InvalidRequest("body: it is not an object", field="body")
         given = _our_names(body)
         own = {name: v for name, v in given.items() if name in _OWN and v is not None}
+        if (structured := structured_fields(given)) is not None:
+            own["structured"] = structured
         options = {**self.defaults, **own, "model": self.model or given.get("model")}
         prompt = self._prompt(given)
         text = json.dumps(

@@ -28,6 +28,13 @@ from tidemill.cli.sampling_options import (
     RepetitionPenalty,
     parse_bias,
 )
+from tidemill.cli.structured_options import (
+    Choice,
+    Grammar,
+    JsonSchema,
+    Regex,
+    structured_fields,
+)
 from tidemill.job import Job
 from tidemill.protocol.errors import ConfigError, JobCancelled, JobFailed
 from tidemill.service.diagnosis.finding import duration
@@ -77,6 +84,10 @@ def submit(
         int | None, typer.Option(help="Same seed, same output. Default: one of the job's own.")
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable.")] = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    choice: Choice = None,
+    grammar: Grammar = None,
     priority: Annotated[int, typer.Option(help="Lower runs sooner; > 0 is batch work.")] = 0,
     tenant: Tenant = "default",
     idempotency_key: Annotated[
@@ -128,6 +139,7 @@ def submit(
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             stop=stop or (),
+            structured=structured_fields(json_schema, regex, choice, grammar),
             seed=seed,
             delay=delay,
             at=_time(at),
