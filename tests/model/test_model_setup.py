@@ -2,13 +2,38 @@
 
 from pathlib import Path
 
+import pytest
+
 from support.fake_engine import make_seq
 from support.tiny_models import save_tiny_model
 from support.tiny_tokenizers import byte_level_tokenizer
+from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import load_config
 from tidemill.service.step_log import StepLog, read_step_log
+from tidemill_gpuworker import model_setup
 from tidemill_gpuworker.model_setup import load_model
 from tidemill_gpuworker.worker_config import WorkerConfig
+
+
+def test_logprobs_that_no_message_holds_are_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_dir = save_tiny_model("llama-untied", tmp_path / "model")
+    byte_level_tokenizer().raw.save(str(model_dir / "tokenizer.json"))
+    config = WorkerConfig(
+        model_dir=model_dir,
+        served_model_name="tiny",
+        redis_url="redis://unused",
+        service=load_config(),
+        device="cpu",
+        num_gpu_blocks_override=8,
+        max_logprobs=-1,
+    )
+    assert load_model(config).card.max_logprobs == -1
+    # As if the vocabulary of 512 were one of 100,000 tokens.
+    monkeypatch.setattr(model_setup, "MAX_MESSAGE_BYTES", 4096 + 512 * 14)
+    with pytest.raises(ConfigError, match="those of 512 tokens do not fit"):
+        load_model(config)
 
 
 def test_every_step_of_a_real_model_is_logged_and_bounded_in_time(tmp_path: Path) -> None:

@@ -69,6 +69,15 @@ def test_an_eos_token_ends_the_output_without_its_text() -> None:
     assert outcome(f"hi{SPECIAL}x", skip_special_tokens=False) == ("hi", 3, Finish(STOP))
 
 
+def test_an_output_that_repeats_itself_ends_after_min_tokens() -> None:
+    detection = {"max_pattern_size": 3, "min_count": 3}
+    end = Finish(FinishReason.REPETITION)
+    assert outcome("xyzbcbcbcz", repetition_detection=detection) == ("xyzbcbcbc", 9, end)
+    longer = outcome("xbbbbbz", repetition_detection=detection, min_tokens=6)
+    assert longer == ("xbbbbb", 6, end)
+    assert outcome("bbb", repetition_detection=detection, max_tokens=3)[2] == Finish(LENGTH)
+
+
 def test_an_ignored_eos_token_is_a_token_like_any_other() -> None:
     text = f"hi{SPECIAL}x"
     assert outcome(text, ignore_eos=True) == ("hix", 4, None)

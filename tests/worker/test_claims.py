@@ -43,6 +43,29 @@ def test_a_claim_holds_prompt_salt_and_fence(
     assert not claim.job.stream
 
 
+def test_a_claim_spells_bad_words_and_holds_sampling_against_the_model(
+    redis_client: redis.Redis, loader: ClaimLoader
+) -> None:
+    epoch = shard.lead(redis_client)
+    jobs = [
+        submit(redis_client, make_request(params=params))
+        for params in (
+            SamplingParams(bad_words=("water wheel", "mill")),
+            SamplingParams(logit_bias=((10**6, 1.0),)),
+            SamplingParams(prompt_logprobs=21),
+        )
+    ]
+    for job_id in jobs:
+        shard.dispatch(redis_client, job_id, epoch)
+    spelled, *refused = loader.load([_run(job_id) for job_id in jobs])
+    assert isinstance(spelled, Claim)
+    assert spelled.bad_word_ids == ((3, 4), (2,))
+    for refusal, field in zip(refused, ("logit_bias", "prompt_logprobs"), strict=True):
+        assert isinstance(refusal, Refusal)
+        assert refusal.failure.reason.startswith(f"params.{field}: ")
+        assert not refusal.failure.may_pass
+
+
 def test_only_the_present_attempt_of_a_running_job_is_claimed(
     redis_client: redis.Redis, loader: ClaimLoader
 ) -> None:

@@ -44,6 +44,16 @@ def test_flags_have_the_names_of_vllm(service: ServiceConfig) -> None:
     assert config.long_prefill_token_threshold == 8
 
 
+def test_logprobs_are_bounded_and_raw_unless_asked_otherwise(service: ServiceConfig) -> None:
+    default = parse_config(["--model", "d"], service)
+    assert (default.max_logprobs, default.logprobs_mode) == (20, "raw_logprobs")
+    flags = "--model d --max-logprobs -1 --logprobs-mode processed_logprobs"
+    config = parse_config(flags.split(), service)
+    assert (config.max_logprobs, config.logprobs_mode) == (-1, "processed_logprobs")
+    with pytest.raises(ConfigError, match="neither a number of logprobs nor -1"):
+        parse_config(["--model", "d", "--max-logprobs", "-2"], service)
+
+
 def test_pauses_between_attempts_are_settings(service: ServiceConfig) -> None:
     default = process_config(parse_config(["--model", "d"], service))
     assert default.retry == RetryPause(base_ms=1_000, cap_ms=60_000)
