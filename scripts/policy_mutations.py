@@ -92,8 +92,8 @@ POLICY_MUTATIONS = (
     Mutation(
         "jobs that were given back wait until no others do",
         f"{_POLICY}/lanes.py",
-        "        if len(self._requeued):\n            job = self._requeued.peek(worker_id)\n",
-        "        if len(self._requeued) and not self._busy:\n"
+        "        if self._num_requeued:\n            job = self._requeued.peek(worker_id)\n",
+        "        if self._num_requeued and not self._busy:\n"
         "            job = self._requeued.peek(worker_id)\n",
         (
             "tests/scheduler/test_scheduler.py::test_requeued_jobs_go_first_then_lower_priorities",
