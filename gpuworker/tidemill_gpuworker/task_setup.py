@@ -22,6 +22,10 @@ def load_served_model(
         from tidemill_gpuworker.model_setup import load_model
 
         return load_model(config, on_step)
+    if task == "transcribe":
+        from tidemill_gpuworker.speech.setup import load_speech_model
+
+        return load_speech_model(config, on_step)
     from tidemill_gpuworker.pooling.setup import load_pooling_model
 
     return load_pooling_model(config, task, on_step)

@@ -1,0 +1,62 @@
+"""How jobs of kind transcribe come into the engine for speech."""
+
+import numpy as np
+
+from tidemill.protocol.messages import ModelCard
+from tidemill.protocol.requests import Request, TranscribeRequest
+from tidemill.service.tokenizer import Tokenizer
+from tidemill_gpuworker.kind_work import KindClaim
+from tidemill_gpuworker.outbox import Generated
+from tidemill_gpuworker.speech.audio import SAMPLE_RATE, decode_audio
+from tidemill_gpuworker.speech.job import Audio, SpeechJob
+from tidemill_gpuworker.speech.model import SpeechModel
+from tidemill_gpuworker.speech.scribe import Scribe
+from tidemill_gpuworker.speech.transcript import FRAMES_PER_SECOND
+from tidemill_gpuworker.speech.vocabulary import Vocabulary
+
+
+class SpeechWork:
+    """Makes speech jobs of claims."""
+
+    def __init__(
+        self, card: ModelCard, model: SpeechModel, vocabulary: Vocabulary, tokenizer: Tokenizer
+    ) -> None:
+        self._card = card
+        self._model = model
+        self._vocabulary = vocabulary
+        self._tokenizer = tokenizer
+        self._scribe = Scribe(model, vocabulary, tokenizer)
+
+    def prepare(self, request: Request) -> Audio:
+        """Decode the audio; raises ``InvalidRequest`` if it is none or the language unknown."""
+        assert isinstance(request, TranscribeRequest), "the model serves no other kind"
+        self._vocabulary.check_language(request.language, request.task)
+        samples = decode_audio(request.audio)
+        num_frames = len(samples) * FRAMES_PER_SECOND // SAMPLE_RATE
+        return Audio(self._model.features(samples), num_frames)
+
+    def start(self, claim: KindClaim, generated: Generated) -> SpeechJob:
+        """Return the job behind the windows that earlier attempts have published."""
+        request = claim.request
+        assert isinstance(request, TranscribeRequest), "the model serves no other kind"
+        job = SpeechJob(
+            claim.job.job_id,
+            request,
+            claim.inputs,
+            history=self._told(request.prompt),
+            priority=request.priority,
+            output_ids=list(generated.ids),
+            num_resumed_tokens=len(generated.ids),
+        )
+        self._scribe.replay(job, generated.ids)
+        return job
+
+    def smallest(self, seq_id: str) -> SpeechJob:
+        """Return a job of a tenth of a second of silence."""
+        silence = np.zeros(SAMPLE_RATE // 10, dtype=np.float32)
+        request = TranscribeRequest(model=self._card.name, audio=b"-")
+        return SpeechJob(seq_id, request, Audio(self._model.features(silence), 10))
+
+    def _told(self, prompt: str) -> list[int]:
+        text = prompt.strip()
+        return self._tokenizer.encode(f" {text}", add_special_tokens=False) if text else []
