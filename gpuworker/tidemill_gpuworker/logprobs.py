@@ -53,9 +53,9 @@ def read_logprobs(
 def _keys(logprobs: torch.Tensor) -> torch.Tensor:
     # No logprob is positive, so the bits of its magnitude order them, the likeliest first; the
     # token id in the low half breaks ties.  int64 [rows, vocab], all of a row different.
-    magnitude = logprobs.view(torch.int32) & 0x7FFFFFFF
+    keys = logprobs.view(torch.int32).long()
     ids = torch.arange(logprobs.shape[1], device=logprobs.device)
-    return (magnitude.long() << 32) | ids
+    return keys.bitwise_and_(0x7FFFFFFF).bitwise_left_shift_(32).bitwise_or_(ids)
 
 
 def _tops(
