@@ -1,6 +1,7 @@
 """Embeddings and scores through broker, scheduler and worker, against transformers."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import transformers
 from torch.nn import functional
 
 from support.model_wheels import MINILM
+from support.processes import sandbox
 from support.small_stacks import small_stack
 from support.tiny_encoders import make_tokenizer, save_bert, save_cross_encoder
 from tidemill import (
@@ -157,6 +159,7 @@ def test_a_bad_item_spoils_no_other(producer: Producer) -> None:
     assert [isinstance(outcome, InvalidRequest) for outcome in outcomes] == [True, False, True]
 
 
+@pytest.mark.slow
 def test_a_cross_encoder_scores_and_its_activation_can_be_left_out(
     tmp_path: Path,
 ) -> None:
@@ -182,6 +185,7 @@ def test_a_cross_encoder_scores_and_its_activation_can_be_left_out(
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_a_real_model_puts_a_kitten_nearer_to_a_cat_than_to_stocks(tmp_path: Path) -> None:
     directory = MINILM.directory()
     texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Stocks fell sharply today."]
@@ -198,3 +202,20 @@ def test_a_real_model_puts_a_kitten_nearer_to_a_cat_than_to_stocks(tmp_path: Pat
         ranking = client.rerank(texts[0], texts[1:], timeout=60)
     assert kitten > 0.5 > stocks + 0.3
     assert ranking[0].document == texts[1]
+
+
+def test_the_commands_print_vectors_and_rankings(
+    stack: Stack, producer: Producer, tmp_path: Path
+) -> None:
+    with sandbox(tmp_path, TIDEMILL_REDIS_URL=stack.url) as box:
+        vectors = box.run("embed", TEXTS[0], TEXTS[2], "--dimensions", "4")
+        from_lines = box.run("embed", "--dimensions", "4", stdin=f"{TEXTS[0]}\n{TEXTS[2]}\n")
+        ranking = box.run("score", TEXTS[0], *TEXTS[1:], "--top-n", "1")
+        refused = box.run("submit", TEXTS[0])
+    assert vectors.status == ranking.status == 0 and vectors.stdout == from_lines.stdout
+    rows = [json.loads(line) for line in vectors.stdout.splitlines()]
+    wanted = producer.embed([TEXTS[0], TEXTS[2]], dimensions=4, timeout=60).vectors
+    torch.testing.assert_close(torch.tensor(rows), torch.tensor(wanted), atol=1e-6, rtol=0)
+    [best] = producer.rerank(TEXTS[0], TEXTS[1:], top_n=1, timeout=60)
+    assert ranking.stdout == f"{best.score:.6f}\t{best.document}\n"
+    assert refused.status == 1 and "model for embed" in refused.error

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from tidemill._version import __version__
-from tidemill.cli import bulk, cancel, demo, dlq, doctor, kv, status, submit, tenant, up
+from tidemill.cli import bulk, cancel, demo, dlq, doctor, kinds, kv, status, submit, tenant, up
 from tidemill.cli.plugins import CommandGroup
 from tidemill.protocol.errors import Overloaded, TidemillError
 
@@ -29,6 +29,9 @@ app.command("up")(up.up)
 app.command("demo")(demo.demo)
 app.command("submit")(submit.submit)
 app.command("follow")(submit.follow)
+app.command("embed")(kinds.embed)
+app.command("score")(kinds.score)
+app.command("transcribe")(kinds.transcribe)
 app.command("cancel")(cancel.cancel)
 app.command("status")(status.status)
 app.command("kv")(kv.kv)
