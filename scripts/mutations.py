@@ -2,6 +2,7 @@
 
 from mutation import Mutation
 from policy_mutations import POLICY_MUTATIONS
+from sampling_mutations import SAMPLING_MUTATIONS
 
 _LUA = "producer/tidemill/protocol/library"
 _FUNCTIONS = "tests/protocol/test_functions.py"
@@ -253,4 +254,5 @@ MUTATIONS = (
         ("tests/engine/test_batch_pause.py::test_after_so_many_steps_comes_one_with_all_decodes",),
     ),
     *POLICY_MUTATIONS,
+    *SAMPLING_MUTATIONS,
 )
