@@ -16,7 +16,7 @@ export GOMP_SPINCOUNT  ?= 0
 # Tests start hundreds of processes, each of which would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check bench bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-scale chaos soak clean
+.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check bench bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-structured bench-scale chaos soak clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -80,6 +80,10 @@ bench-scheduling: $(STAMP) ## Orders and placements in simulated clusters (long;
 
 bench-daemon: $(STAMP) ## What the scheduler's decisions cost, in time and memory (ARGS="--jobs 10000")
 	@$(BIN)/python benchmarks/daemon_cost.py $(ARGS)
+
+bench-structured: $(STAMP) ## What structured output costs, and the score of tool calls by model family
+	@$(BIN)/python benchmarks/structured.py $(ARGS)
+	@$(BIN)/python benchmarks/tool_calls.py
 
 bench-lane: $(STAMP) ## What the interactive lane and the index of caches cost, in microseconds (ARGS="1000 100000")
 	@$(BIN)/python benchmarks/interactive_cost.py $(ARGS)
