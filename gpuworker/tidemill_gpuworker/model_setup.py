@@ -171,6 +171,7 @@ def _engine(
         ),
         num_swap_blocks=runner.num_swap_blocks,
         swap_on_preemption=config.preemption_mode == "swap",
+        window=runner.model_config.window,
     )
 
     def make_processor(seq: Sequence) -> OutputProcessor:

@@ -1,8 +1,16 @@
 """Any sequence of operations, forks, swaps and windows included, against memory cell by cell."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from support.fake_engine import make_seq
 from support.physical_blocks import History, PhysicalBlocks, history_of
@@ -227,6 +235,13 @@ class BlockMemoryMachine(RuleBasedStateMachine):
 
 
 BlockMemoryMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
+    max_examples=60, stateful_step_count=40, deadline=None
 )
 TestBlockManagerAgainstMemory = BlockMemoryMachine.TestCase
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_same_for_longer() -> None:
+    longer = settings(max_examples=3000, stateful_step_count=60, deadline=None)
+    run_state_machine_as_test(BlockMemoryMachine, settings=longer)

@@ -63,6 +63,7 @@ def test_chunks_and_prefix_hits_give_the_logits_and_tokens_of_transformers(
     prompts = make_prompts((3, 21, 2 * WINDOW + 7), shared=WINDOW + 9)
     config = StepConfig(max_model_len=256, max_num_batched_tokens=40, max_num_seqs=4)
 
+    runner.warm_up()
     run = generate_greedily(runner, prompts, 5, config)
 
     assert run.num_chunked > 0
@@ -97,7 +98,7 @@ def test_batches_of_any_size_generate_what_transformers_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mistral", "gemma2", "qwen2 moe", "gpt oss"])
+@pytest.mark.parametrize("name", ["qwen2", "gemma2", "qwen2 moe", "gpt oss"])
 def test_preempted_sequences_generate_the_same_tokens(name: str, tmp_path: Path) -> None:
     model = make_golden_model(name)
     runner = ModelRunner(

@@ -57,7 +57,7 @@ def generate_greedily(
     runner: ModelRunner, prompts: list[list[int]], max_tokens: int, config: StepConfig
 ) -> GreedyRun:
     """Generate ``max_tokens`` tokens for all prompts at once, through scheduler and block pool."""
-    blocks = BlockManager(runner.num_blocks, runner.block_size)
+    blocks = BlockManager(runner.num_blocks, runner.block_size, window=runner.model_config.window)
     driver = _Driver(runner, StepScheduler(config, blocks), max_tokens)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     seqs = [Sequence(str(i), list(ids), params, seed=0) for i, ids in enumerate(prompts)]
