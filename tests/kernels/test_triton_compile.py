@@ -24,9 +24,9 @@ PLAIN = {"WINDOW": 0, "SOFT_CAP": 0.0, "HAS_SINKS": False}
 OPTIONS = {
     "window": PLAIN | {"WINDOW": 4096},
     "soft cap": PLAIN | {"SOFT_CAP": 50.0},
-    "window and soft cap": PLAIN | {"WINDOW": 4096, "SOFT_CAP": 50.0},
     "window and sinks": PLAIN | {"WINDOW": 128, "HAS_SINKS": True},
 }
+ALL_OPTIONS = {"WINDOW": 4096, "SOFT_CAP": 50.0, "HAS_SINKS": True}
 INT32_POINTERS = {"block_tables_ptr", "seq_lens_ptr", "cu_seqlens_ptr"}
 
 
@@ -119,8 +119,17 @@ def test_prefill_uses_warpgroup_products_without_spills_on_hopper(
     check_loads(binary)
 
 
+def test_all_options_together_cost_no_spills_on_hopper() -> None:
+    check_options(ALL_OPTIONS)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_options_cost_no_spills_on_hopper(options: dict[str, int | float]) -> None:
+    check_options(options)
+
+
+def check_options(options: dict[str, int | float]) -> None:
     decode = build_decode(HOPPER, "bf16", (8, 128, 16), options)
     prefill = build_prefill(HOPPER, "bf16", (8, 128, 16), options)
     assert decode.spills() == prefill.spills() == 0

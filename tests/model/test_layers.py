@@ -1,5 +1,8 @@
 """Single parts of the model against float64 and transformers."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -8,6 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from support.tiny_models import CONFIGS, make_tiny_model
 from tidemill_gpuworker.linear import PackedLinear, PlainLinear, can_pack, make_linear
 from tidemill_gpuworker.rope import RopeConfig
+from tidemill_gpuworker.rope_settings import RopeSettings
 
 LLAMA3 = CONFIGS["llama3-rope"][1]["rope_parameters"]
 
@@ -41,6 +45,36 @@ def transformers_frequencies(kind: str) -> torch.Tensor:
 )
 def test_rope_frequencies_are_bit_for_bit_those_of_transformers(rope: RopeConfig) -> None:
     assert torch.equal(rope.inverse_frequencies(16), transformers_frequencies(rope.kind))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        {"rope_type": "yarn", "factor": 32.0, "truncate": False, "beta_fast": 16.0},
+        {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7},
+        {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.9},
+        {"rope_type": "longrope", "factor": 8.0, "original_max_position_embeddings": 128}
+        | {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0] * 8},
+    ],
+    ids=lambda settings: " ".join(str(value) for value in settings.values())[:30],
+)
+def test_stretched_frequencies_and_amplitude_are_those_of_transformers(
+    settings: dict[str, Any],
+) -> None:
+    given = {"rope_theta": 10000.0} | settings
+    config = transformers.LlamaConfig(
+        head_dim=16, max_position_embeddings=1024, rope_parameters=dict(given)
+    )
+    kind = settings["rope_type"]
+    for is_long in {False, kind == "longrope"}:
+        frequencies, amplitude = ROPE_INIT_FUNCTIONS[kind](
+            config, torch.device("cpu"), seq_len=1024 if is_long else 100
+        )
+        rope = RopeSettings(given, Path("config.json"), max_position=1024).parse(16)
+        rope = rope.for_context(1024 if is_long else 100)
+        assert torch.equal(rope.inverse_frequencies(16), frequencies)
+        assert rope.amplitude == pytest.approx(amplitude, rel=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
