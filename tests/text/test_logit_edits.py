@@ -217,9 +217,9 @@ def test_masks_are_unpacked_bit_by_bit() -> None:
 
 def test_penalties_come_after_the_bias() -> None:
     logits = torch.full((1, VOCAB), -1.0)
-    seq = make_seq(prompt=[4], logit_bias={4: 3.0}, repetition_penalty=2.0)
-    # -1 + 3 is positive when the penalty sees it, and so is divided.
-    assert edited(logits, [seq])[0][4] == 1.0
+    seq = make_seq(prompt=[4], logit_bias={4: 4.0}, repetition_penalty=2.0)
+    # -1 + 4 is positive when the penalty sees it, and so is divided.
+    assert edited(logits, [seq])[0][4] == 1.5
 
 
 def test_a_row_whose_parameters_leave_no_token_is_told_so() -> None:
