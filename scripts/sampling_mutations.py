@@ -20,11 +20,7 @@ SAMPLING_MUTATIONS = (
         _EDITS,
         "torch.where(values > 0, values / repetition, values * repetition)",
         "values / repetition",
-        (
-            f"{_EDIT_TESTS}::test_repetition_penalty_is_that_of_transformers",
-            f"{_GENERATION}"
-            "::test_greedy_outputs_with_penalties_are_those_of_transformers_in_one_batch",
-        ),
+        (f"{_EDIT_TESTS}::test_repetition_penalty_is_that_of_transformers",),
     ),
     Mutation(
         "penalties come before the bias",
