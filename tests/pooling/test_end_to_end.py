@@ -25,6 +25,8 @@ from tidemill import (
     ScoreSpec,
 )
 from tidemill.cli.stack import Stack
+from tidemill.protocol.keys import ShardKeys
+from tidemill.service.redis import connect
 
 TEXTS = ("tide mill", "water wheel grain stone", "stone")
 
@@ -219,3 +221,23 @@ def test_the_commands_print_vectors_and_rankings(
     [best] = producer.rerank(TEXTS[0], TEXTS[1:], top_n=1, timeout=60)
     assert ranking.stdout == f"{best.score:.6f}\t{best.document}\n"
     assert refused.status == 1 and "model for embed" in refused.error
+
+
+def test_a_raw_client_gets_vectors_through_the_front_door(
+    stack: Stack, producer: Producer, expected: torch.Tensor
+) -> None:
+    keys = ShardKeys()
+    body = {"request": {"kind": "embed", "inputs": [TEXTS[0]], "normalize": False}}
+    with connect(stack.url) as client:
+        entry_id = client.xadd(keys.front_door, {"v": "1", "body": json.dumps(body)}).decode()
+        answer = client.blpop([keys.front_reply(entry_id)], 60)
+        assert answer is not None
+        job_id = json.loads(answer[1])["job"]
+        bad = {"request": {"kind": "paint", "inputs": ["x"]}}
+        entry_id = client.xadd(keys.front_door, {"v": "1", "body": json.dumps(bad)}).decode()
+        refused = client.blpop([keys.front_reply(entry_id)], 60)
+    # It came as text, so the scheduler counted its tokens.
+    outcome = producer.result(job_id, timeout=60).outcome
+    assert outcome is not None and outcome.vectors is not None
+    close(outcome.vectors.rows()[0], expected[0])
+    assert refused is not None and json.loads(refused[1])["error"]["field"] == "request.kind"

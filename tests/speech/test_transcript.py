@@ -199,3 +199,27 @@ def test_a_checkpoint_that_is_cut_off_or_of_another_kind_is_refused() -> None:
         read_tensors(header + bytes(8))
     with pytest.raises(DamagedModel, match="ends at byte"):
         read_tensors(header[:-3])
+
+
+def test_audio_without_a_sample_has_an_empty_transcript(speaker: Speaker) -> None:
+    job = speaker.job()
+    job.audio = Audio(speaker.model.features(np.zeros(0, dtype=np.float32)), 0)
+    assert speaker.run(job)["a"] == [()]
+    transcript = job.outcome().transcript
+    assert transcript is not None and (transcript.seconds, transcript.segments) == (0.0, ())
+
+
+def test_a_job_that_is_cancelled_gives_its_slot_to_others(speaker: Speaker) -> None:
+    engine = SpeechEngine(speaker.model, speaker.vocabulary, speaker.tokenizer, max_num_seqs=2)
+    kept = speaker.job("kept")
+    for job in (speaker.job("gone"), kept, speaker.job("next")):
+        engine.add(job)
+    engine.step()
+    engine.step()
+    assert engine.abort("gone") is not None and engine.abort("gone") is None
+    while engine.has_work:
+        engine.step()
+    alone = speaker.job("kept")
+    speaker.run(alone)
+    # Its window had to move to the slot that became free.
+    assert kept.output_ids == alone.output_ids

@@ -99,7 +99,7 @@ class PoolingEngine:
         chosen = self._choose()
         rows = self._encode([item for _, item in chosen])
         for (job, _), row in zip(chosen, rows, strict=True):
-            job.rows.append(row)
+            job.take(row)
         outputs = [
             self._end(job) for job in dict.fromkeys(job for job, _ in chosen) if not job.left
         ]
@@ -112,6 +112,8 @@ class PoolingEngine:
         chosen: list[tuple[PoolingJob, EncoderInput]] = []
         room = self._budget
         for job in jobs:
+            if room <= 0:
+                break
             lengths = [len(item.ids) for item in job.left]
             if chosen and lengths[0] > room:
                 break

@@ -27,20 +27,23 @@ class PoolingJob:
     num_resumed_tokens: int = 0
     output_ids: tuple[int, ...] = ()
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of all inputs."""
-        return sum(len(item.ids) for item in self.inputs)
+    #: Tokens of all inputs, and of those that have no row yet.
+    num_prompt_tokens: int = field(init=False)
+    num_left_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = sum(len(item.ids) for item in self.inputs)
+        self.num_left_tokens = self.num_prompt_tokens
 
     @property
     def left(self) -> Sequence[EncoderInput]:
         """The inputs that have no row yet."""
         return self.inputs[len(self.rows) :]
 
-    @property
-    def num_left_tokens(self) -> int:
-        """Tokens of the inputs that have no row yet."""
-        return sum(len(item.ids) for item in self.left)
+    def take(self, row: torch.Tensor) -> None:
+        """Take in the row of the next input."""
+        self.num_left_tokens -= len(self.inputs[len(self.rows)].ids)
+        self.rows.append(row)
 
     @property
     def priority_class(self) -> PriorityClass:

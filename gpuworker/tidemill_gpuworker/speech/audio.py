@@ -13,7 +13,7 @@ from tidemill.protocol.errors import ConfigError, InvalidRequest
 
 SAMPLE_RATE = 16_000
 #: Compressed silence of a few kilobytes could fill the memory.
-MAX_SECONDS = 2 * 3600
+MAX_SECONDS = 3600
 #: Zero crossings on either side of the resampling filter, and the share of the band that it keeps.
 _FILTER_ZEROS = 16
 _ROLL_OFF = 0.95
