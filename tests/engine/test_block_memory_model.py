@@ -243,5 +243,5 @@ TestBlockManagerAgainstMemory = BlockMemoryMachine.TestCase
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_same_for_longer() -> None:
-    longer = settings(max_examples=3000, stateful_step_count=60, deadline=None)
+    longer = settings(max_examples=1000, stateful_step_count=60, deadline=None)
     run_state_machine_as_test(BlockMemoryMachine, settings=longer)

@@ -44,6 +44,21 @@ def test_flags_have_the_names_of_vllm(service: ServiceConfig) -> None:
     assert config.long_prefill_token_threshold == 8
 
 
+def test_memory_and_steps_have_the_flags_of_vllm(service: ServiceConfig) -> None:
+    default = parse_config(["--model", "d"], service)
+    assert (default.swap_space, default.preemption_mode) == (None, "recompute")
+    assert (default.scheduling_mode, default.enforce_eager) == ("continuous", False)
+    assert default.enable_chunked_prefill
+    flags = (
+        "--model d --swap-space 2.5 --preemption-mode swap --no-enable-chunked-prefill"
+        " --enforce-eager --scheduling-mode static"
+    )
+    config = parse_config(flags.split(), service)
+    assert (config.swap_space, config.preemption_mode) == (2.5, "swap")
+    assert (config.scheduling_mode, config.enforce_eager) == ("static", True)
+    assert not config.enable_chunked_prefill
+
+
 def test_logprobs_are_bounded_and_raw_unless_asked_otherwise(service: ServiceConfig) -> None:
     default = parse_config(["--model", "d"], service)
     assert (default.max_logprobs, default.logprobs_mode) == (20, "raw_logprobs")
@@ -81,6 +96,8 @@ def test_steps_are_neither_bounded_in_time_nor_logged_unless_asked_for(
         (["--model", "d", "--max-step-seconds", "nan"], "--max-step-seconds"),
         (["--model", "d", "--tpot-slo-ms", "-1"], "--tpot-slo-ms"),
         (["--model", "d", "--dtype", "int8"], "--dtype"),
+        (["--model", "d", "--swap-space", "-1"], "--swap-space"),
+        (["--model", "d", "--preemption-mode", "stop"], "--preemption-mode"),
         (
             ["--model", "d", "--kv-cache-memory-bytes", "9", "--num-gpu-blocks-override", "9"],
             "not allowed with",
