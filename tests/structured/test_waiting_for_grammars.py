@@ -186,7 +186,8 @@ def test_an_unsupported_constraint_fails_its_job_alone(stage: Stage) -> None:
     stage.runner._grammars = GrammarDesk(compiler, wake=woken.set)
     stage.admit("plain", num_tokens=5)
     stage.admit("guided", regex="(?=a)")
-    assert woken.wait(20)
+    # It may be refused before anybody could wait for it.
+    assert not stage.runner.num_held or woken.wait(20)
     stage.run_until(lambda: not stage.runner.has_work)
     assert stage.record.end("plain").state == "done"
     end = stage.record.end("guided")

@@ -9,7 +9,7 @@ from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.structured import StructuredOutput
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine, StepOutput
+from tidemill_gpuworker.engine import Engine, Runner, StepOutput
 from tidemill_gpuworker.output_processor import OutputProcessor
 from tidemill_gpuworker.sampler import Sampler
 from tidemill_gpuworker.sequence import Sequence as TokenSequence
@@ -46,7 +46,9 @@ class NoisyRunner:
         return noise + self._lean
 
 
-def noisy_engine(tokenizer: Tokenizer, vocab_size: int) -> Engine:
+def noisy_engine(
+    tokenizer: Tokenizer, vocab_size: int, runner: Runner[torch.Tensor] | None = None
+) -> Engine:
     """An engine with the real scheduler, sampler and output processor over noise."""
 
     def processor(seq: TokenSequence) -> OutputProcessor:
@@ -63,7 +65,8 @@ def noisy_engine(tokenizer: Tokenizer, vocab_size: int) -> Engine:
     )
     scheduler = StepScheduler(config, BlockManager(64 * MAX_MODEL_LEN // 16, 16))
     sampler = Sampler(tokenizer.eos_token_ids)
-    return Engine(NoisyRunner(tokenizer, vocab_size), sampler, scheduler, processor)
+    runner = runner or NoisyRunner(tokenizer, vocab_size)
+    return Engine(runner, sampler, scheduler, processor)
 
 
 def guided_seq(

@@ -39,6 +39,7 @@ from tidemill_gpuworker.served_model import ServedModel
 from tidemill_gpuworker.step_config import StepConfig
 from tidemill_gpuworker.step_plan import StepPlan
 from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.structured_output.compiler import GrammarCompiler
 from tidemill_gpuworker.worker_process import ProcessConfig, WorkerProcess
 
 BLOCK_SIZE = 4
@@ -92,12 +93,16 @@ class PacedRunner(FakeRunner):
         self._is_free.set()
         self._permits.release()
 
-    def execute(self, plan: StepPlan) -> list[int]:
-        """Wait for a permit, fail if told so, then do as the fake runner does."""
+    def wait_for_permit(self) -> None:
+        """Wait until the next step may pass."""
         self.waiting.set()
         if not self._is_free.is_set():
             self._permits.acquire()
         self.waiting.clear()
+
+    def execute(self, plan: StepPlan) -> list[int]:
+        """Wait for a permit, fail if told so, then do as the fake runner does."""
+        self.wait_for_permit()
         for item in plan.scheduled:
             if self.poison.intersection(item.seq.prompt_ids):
                 raise RuntimeError("a poisoned prompt")
@@ -188,6 +193,7 @@ class Rig:
     num_blocks: int = NUM_BLOCKS
     processors: Mapping[int, type[FakeProcessor]] = field(default_factory=lambda: PROCESSORS)
     tokenizer: Tokenizer = field(default_factory=make_tokenizer)
+    grammars: GrammarCompiler | None = None
     error: BaseException | None = None
     left_clean: bool | None = None
 
@@ -202,7 +208,7 @@ class Rig:
             max_num_batched_tokens=256,
             wire_version=WIRE_VERSION,
         )
-        self.engine = make_engine(self.runner, self.num_blocks, self.processors)
+        self.engine = self.make_engine()
         self.drain = Drain()
         settings = {
             "lease_seconds": 2.0,
@@ -213,10 +219,16 @@ class Rig:
             "retry": RetryPause(base_ms=1, cap_ms=5),
         }
         config = ProcessConfig(redis_url=self.url, **settings | self.config)  # type: ignore[arg-type]
-        model = ServedModel(self.engine, self.tokenizer, self.card, self.info)
+        model = ServedModel(
+            self.engine, self.tokenizer, self.card, self.info, grammars=self.grammars
+        )
         self.process = WorkerProcess(model, config)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+
+    def make_engine(self) -> Engine:
+        """The engine around the runner."""
+        return make_engine(self.runner, self.num_blocks, self.processors)
 
     @property
     def worker_id(self) -> str:
