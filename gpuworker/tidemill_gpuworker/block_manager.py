@@ -1,23 +1,16 @@
 """Block tables: which KV blocks a sequence holds, and which prefixes are already computed."""
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.messages import KvEvents, KvSnapshot
-from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROOT_HASH, ROUTING_STRIDE, hash_block
+from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROUTING_STRIDE
 from tidemill_gpuworker.block_copies import BlockCopies, CopyLedger, Fork
 from tidemill_gpuworker.block_pool import BlockPool
 from tidemill_gpuworker.cpu_tier import CpuTier
-from tidemill_gpuworker.places import (
-    NO_BLOCK,
-    longest_chain,
-    longest_windowed_chain,
-    place_of_slot,
-    slot_of,
-)
+from tidemill_gpuworker.places import NO_BLOCK, slot_of
+from tidemill_gpuworker.prefix_lookup import PrefixLookup
 from tidemill_gpuworker.sequence import PriorityClass, Sequence
 
 #: Share of the blocks kept free for running sequences to grow into when another one is admitted.
@@ -59,6 +52,9 @@ class BlockManager:
         self.window = window
         self.tier = CpuTier(num_swap_blocks if enable_prefix_caching else 0)
         self._pool = BlockPool(num_blocks, on_evict=self._copy_out)
+        self._lookup = PrefixLookup(
+            self._pool, self.tier, block_size, is_enabled=enable_prefix_caching, window=window
+        )
         self._ledger = CopyLedger()
         # Published but not computed yet, with the sequence that will compute it in this step.
         self._provisional: dict[int, Sequence] = {}
@@ -126,50 +122,20 @@ class BlockManager:
         return sum(self._pool.ref_count(b) == 1 for b in seq.block_table if b != NO_BLOCK)
 
     def find_prefix(self, seq: Sequence) -> list[int]:
-        """Return the places (``places.py``) of the longest cached prefix of ``seq``.
-
-        The last known token is never part of it: it must go through the model to give logits.
-        """
-        limit = self._max_prefix_blocks(seq)
-        find = partial(self._find, seq)
-        if self.window is None:
-            return longest_chain(limit, find)
-        return longest_windowed_chain(limit, self._first_needed, find)
+        """Return the places (``places.py``) of the longest cached prefix of ``seq``."""
+        return self._lookup.find(seq)
 
     def count_prefix(self, seq: Sequence) -> int:
-        """Return the length in blocks of what ``find_prefix`` would find.
-
-        Starts from the last count, so it costs next to nothing to ask again.  That is exact
-        because a cached block's predecessors are cached too: heads outlive tails.  With a CPU tier
-        it may be off while one of them moves; with a window it is counted anew.
-        """
-        if self.window is not None:
-            return len(self.find_prefix(seq))
-        count, limit = seq.num_prefix_blocks, self._max_prefix_blocks(seq)
-        while count > 0 and self._find(seq, count - 1) is None:
-            count -= 1
-        while count < limit and self._find(seq, count) is not None:
-            count += 1
-        seq.num_prefix_blocks = count
-        return count
+        """Return the length in blocks of what ``find_prefix`` would find, at little cost."""
+        return self._lookup.count(seq)
 
     def count_shared(self, seq: Sequence, before: Sequence | None) -> int:
         """Return how many blocks of a prefix are cached, or will be once ``before`` is computed."""
-        count = self.count_prefix(seq)
-        if before is None:
-            return count
-        limit = min(self._max_prefix_blocks(seq), before.num_tokens // self.block_size)
-        return bisect_left(range(limit), True, lo=count, key=partial(self._differ, seq, before))
+        return self._lookup.count_shared(seq, before)
 
     def awaits(self, seq: Sequence, prefix: list[int], leader: Sequence) -> bool:
         """Whether the first block that ``prefix`` lacks is the one that ``leader`` fills next."""
-        index = len(prefix)
-        is_next = leader.num_computed_tokens // self.block_size == index
-        if not is_next or (index + 1) * self.block_size > leader.num_tokens:
-            return False
-        if index >= self._max_prefix_blocks(seq):
-            return False
-        return self._block_hash(seq, index) == self._block_hash(leader, index)
+        return self._lookup.awaits(seq, prefix, leader)
 
     def can_admit(self, seq: Sequence, prefix: list[int], num_reserved_blocks: int = 0) -> bool:
         """Whether all known tokens of ``seq`` fit, beside its cached ``prefix``.
@@ -194,7 +160,7 @@ class BlockManager:
         swapped = [index for index, place in enumerate(prefix) if place < NO_BLOCK]
         # From the tail on, so that the tier forgets tails first, as the device does.
         for index in reversed(swapped):
-            self.tier.use(self._block_hash(seq, index))
+            self.tier.use(self._lookup.block_hash(seq, index))
         for index, block in zip(swapped, self._pool.take(len(swapped)), strict=True):
             self._copy_in(seq, index, block)
 
@@ -311,30 +277,17 @@ class BlockManager:
             expected, actual = references[block], self._pool.ref_count(block)
             assert expected == actual, f"block {block}: {expected} holders, count {actual}"
 
-    def _max_prefix_blocks(self, seq: Sequence) -> int:
-        # A block that is found gives no hidden states, and so no logprobs.
-        may_look = self.enable_prefix_caching and not seq.lacks_prompt_logprobs
-        return (seq.num_tokens - 1) // self.block_size if may_look else 0
-
     def _publish(self, seq: Sequence, end: int) -> None:
         if self.enable_prefix_caching:
             for index in range(seq.num_computed_tokens // self.block_size, end // self.block_size):
                 self._publish_block(seq, index)
 
     def _publish_block(self, seq: Sequence, index: int) -> None:
-        block, block_hash = seq.block_table[index], self._block_hash(seq, index)
-        parent = self._block_hash(seq, index - 1) if index else None
+        block, block_hash = seq.block_table[index], self._lookup.block_hash(seq, index)
+        parent = self._lookup.block_hash(seq, index - 1) if index else None
         is_routing = index % ROUTING_STRIDE == ROUTING_STRIDE - 1
         self._pool.publish(block, block_hash, parent, is_routing)
         self._provisional[block] = seq
-
-    def _find(self, seq: Sequence, index: int) -> int | None:
-        block_hash = self._block_hash(seq, index)
-        block = self._pool.find(block_hash)
-        if block is not None:
-            return block
-        slot = self.tier.find(block_hash)
-        return None if slot is None else place_of_slot(slot)
 
     def _copy_out(self, block: int, block_hash: bytes) -> None:
         slot = self.tier.store(block_hash)
@@ -365,35 +318,14 @@ class BlockManager:
         self._ledger.fork(Fork(seq, index, seq.block_table[index], target))
         seq.block_table[index] = target
 
-    def _first_needed(self, num_blocks: int) -> int:
-        """First block that the token after ``num_blocks`` blocks reads."""
-        return self._first_in_window(num_blocks * self.block_size)
-
-    def _first_in_window(self, position: int) -> int:
-        if self.window is None:
-            return 0
-        return max(0, position - self.window + 1) // self.block_size
-
     def _leave_window(self, seq: Sequence) -> None:
-        first, last = seq.num_null_blocks, self._first_in_window(seq.num_computed_tokens)
+        first, last = seq.num_null_blocks, self._lookup.first_in_window(seq.num_computed_tokens)
         if first < last:
             self._pool.release(
                 seq.block_table[first:last], is_batch=seq.priority_class is PriorityClass.BATCH
             )
             seq.block_table[first:last] = [NO_BLOCK] * (last - first)
             seq.num_null_blocks = last
-
-    def _block_hash(self, seq: Sequence, index: int) -> bytes:
-        hashes, size = seq.block_hashes, self.block_size
-        while len(hashes) <= index:
-            start = len(hashes) * size
-            parent = hashes[-1] if hashes else ROOT_HASH
-            extra = None if hashes else seq.extra_keys
-            hashes.append(hash_block(parent, seq.token_slice(start, start + size), extra))
-        return hashes[index]
-
-    def _differ(self, left: Sequence, right: Sequence, index: int) -> bool:
-        return self._block_hash(left, index) != self._block_hash(right, index)
 
 
 def _check_sizes(num_blocks: int, block_size: int, watermark: float) -> None:

@@ -84,15 +84,21 @@ class BlockMemoryMachine(RuleBasedStateMachine):
         seq = data.draw(st.sampled_from(self.unscheduled()))
         self.extend(seq, min(chunk, seq.num_uncomputed_tokens))
 
+    @rule()
+    def all_go_on(self) -> None:
+        for seq in self.unscheduled():
+            self.extend(seq, 1)
+
     @precondition(lambda self: self.running and not self.scheduled)
-    @rule(data=st.data(), token=st.integers(0, 1))
-    def fork(self, data: st.DataObject, token: int) -> None:
+    @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=3))
+    def fork(self, data: st.DataObject, tokens: list[int]) -> None:
         parent = data.draw(st.sampled_from(self.running))
         salt = parent.extra_keys[0][1] if parent.extra_keys else ""
         known = parent.token_slice(0, parent.num_computed_tokens)
-        child = make_seq([*known, token], salt=salt)
-        self.manager.fork(parent, child)
-        self.running.append(child)
+        for token in tokens:
+            child = make_seq([*known, token], salt=salt)
+            self.manager.fork(parent, child)
+            self.running.append(child)
 
     # Once somebody was admitted, a step takes nobody out any more: there may be followers.
     @precondition(lambda self: self.running and not self.admitted)
