@@ -72,6 +72,13 @@ def test_a_line_says_what_its_answer_must_look_like(
     assert line.spec.options.get("structured") == structured
 
 
+def test_tools_of_a_line_are_refused_by_name(tmp_path: Path) -> None:
+    body = {"prompt": "hi", "tools": [{"type": "function", "function": {"name": "f"}}]}
+    [line] = read(tmp_path, {"custom_id": "a", "body": body})
+    assert line.spec is None
+    assert (line.error or "").startswith("tools: the jobs of a file cannot call tools")
+
+
 def test_a_line_with_a_form_that_is_not_known_is_an_error(tmp_path: Path) -> None:
     [line] = read(tmp_path, {"prompt": "hi", "response_format": {"type": "xml"}})
     assert line.spec is None

@@ -101,7 +101,25 @@ def test_published_vectors_give_what_they_expect() -> None:
 def test_what_is_told_does_not_depend_on_the_pieces(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(WRITTEN)))
     parts = st.sampled_from(
-        [WRITTEN[name], "<think>", "</think>", " text ", "\n\n", "<tool", "[", "{", '{"a": 1}', "<"]
+        [
+            WRITTEN[name],
+            "<think>",
+            "</think>",
+            " text ",
+            "\n\n",
+            "<tool",
+            "[",
+            "{",
+            '{"a": 1}',
+            "<",
+            "}",
+            ";",
+            "<|python_tag|>",
+            "</tool_call>",
+            "<function=get_time>",
+            "</function>",
+            "[ARGS]",
+        ]
     )
     text = "".join(data.draw(st.lists(parts, max_size=7)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))

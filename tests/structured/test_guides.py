@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLParserLimits
 
 from support.guided_engine import (
     ended_by_itself,
@@ -19,8 +20,11 @@ from support.guided_engine import (
 from support.tiny_tokenizers import byte_level_tokenizer, sentencepiece_tokenizer
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.structured import StructuredOutput
+from tidemill.service.grammar import grammar_of
 from tidemill_gpuworker.guide import Guide
 from tidemill_gpuworker.structured_output.compiler import GrammarCompiler, grammar_compiler
+from tidemill_gpuworker.structured_output.grammar_guide import GrammarGuide
+from tidemill_gpuworker.structured_output.vocabulary import vocabulary_of
 
 TOKENIZER = byte_level_tokenizer()
 #: More logits than tokens, as models have that pad their vocabulary.
@@ -230,6 +234,16 @@ def test_tokens_can_be_taken_back(compiler: GrammarCompiler) -> None:
     guide.rollback(len(tokens))
     assert not guide.is_complete
     assert allowed(guide) == before
+
+
+def test_a_mask_that_costs_too_much_is_an_error_of_the_constraint() -> None:
+    vocabulary = vocabulary_of(TOKENIZER, VOCAB_SIZE)
+    assert vocabulary is not None
+    grammar = grammar_of(StructuredOutput(grammar='start: "a" start "b" | start start | "c"'))
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(step_max_items=2))
+    guide = GrammarGuide(matcher, "structured.grammar")
+    with pytest.raises(InvalidRequest, match=r"structured\.grammar: it became too complex"):
+        allowed(guide)
 
 
 def test_a_tokenizer_of_the_sentencepiece_kind_is_guided_too() -> None:

@@ -79,6 +79,12 @@ class LineReader:
         body = row.get("body", row)
         if not isinstance(body, dict):
             raise InvalidRequest("body: it is not an object", field="body")
+        if "body" in row and body.get("tools"):
+            raise InvalidRequest(
+                "tools: the jobs of a file cannot call tools",
+                field="tools",
+                fix="Leave them out, or turn requests into jobs with tidemill.openai.chat.",
+            )
         given = _our_names(body)
         own = {name: v for name, v in given.items() if name in _OWN and v is not None}
         if (structured := structured_fields(given)) is not None:

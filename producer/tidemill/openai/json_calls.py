@@ -26,8 +26,7 @@ def read_object(text: str, tools: Tools, is_all: bool) -> Reading:
     if found.is_cut_off:
         return UNFINISHED
     calls = None if found.is_malformed else _calls_of([found.value])
-    # Without a call in it, everything behind the tag is code for an interpreter.
-    return malformed(len(text)) if calls is None else done(calls, found.end)
+    return malformed(0) if calls is None else done(calls, found.end)
 
 
 def read_bare_object(text: str, tools: Tools, is_all: bool) -> Reading:
@@ -36,7 +35,7 @@ def read_bare_object(text: str, tools: Tools, is_all: bool) -> Reading:
     if found.is_cut_off:
         return UNFINISHED
     if found.is_malformed:
-        return malformed(len(text))
+        return malformed(1)
     calls = _calls_of([found.value])
     if calls is None or (tools and calls[0].name not in tools):
         return malformed(found.end)
@@ -53,15 +52,15 @@ def read_mistral(text: str, tools: Tools, is_all: bool) -> Reading:
         if found.is_cut_off:
             return UNFINISHED
         calls = None if found.is_malformed else _calls_of(found.value)
-        return malformed(len(text)) if calls is None else done(calls, found.end)
+        return malformed(0) if calls is None else done(calls, found.end)
     named = _NAMED.match(text)
     if named is None:
-        return malformed(len(text)) if is_all and text.strip() else UNFINISHED
+        return malformed(0) if is_all and text.strip() else UNFINISHED
     found = read_json(text, named.end())
     if found.is_cut_off:
         return UNFINISHED
     call = None if found.is_malformed else make_call(named["name"], found.value)
-    return malformed(len(text)) if call is None else done((call,), found.end)
+    return malformed(0) if call is None else done((call,), found.end)
 
 
 #: DeepSeek V3 writes "function<sep>NAME", a line break and fenced JSON, V3.1 "NAME<sep>JSON".

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tidemill.openai.deltas import ToolCall
-from tidemill.openai.readings import UNFINISHED, Reading, Tools, done, make_call
+from tidemill.openai.readings import UNFINISHED, Reading, Tools, done, make_call, malformed
 
 Calls = tuple[ToolCall, ...] | None
 
@@ -69,7 +69,7 @@ def read_function(text: str, tools: Tools, is_all: bool) -> Reading:
                 end = len(text) - len(rest) + len(_TOOL_CALL_END)
             return done(calls, end)
         end = text.find("</function>", end)
-    return UNFINISHED
+    return malformed(0) if is_all and "</function>" in text else UNFINISHED
 
 
 _TOOL_CALL_END = "</tool_call>"

@@ -67,7 +67,7 @@ class OutputParser:
                 return told
 
     def _read_text(self, is_all: bool) -> Delta:
-        if self._begins_bare_call():
+        if self._may_be_bare_call(is_all):
             return Delta()
         found = self._first_marker()
         if found is not None:
@@ -81,12 +81,13 @@ class OutputParser:
             return self._content(self._take(len(self._pending)))
         return self._content(self._take(self._certain(self._markers())))
 
-    def _begins_bare_call(self) -> bool:
+    def _may_be_bare_call(self, is_all: bool) -> bool:
         if self._calls.bare is None or self._has_content:
             return False
         text = self._pending.lstrip(_BETWEEN_CALLS if self._strips else None)
         if not text.startswith(self._calls.bare_start):
-            return False
+            # What has come so far may stand between calls.
+            return not text and not is_all
         self._pending = text
         self._mode, self._reader, self._opener = _Mode.CALL, self._calls.bare, ""
         return True

@@ -28,11 +28,11 @@ def decode_pythonic(text: str, tools: Tools) -> Calls:
 
 def read_pythonic(text: str, tools: Tools, is_all: bool) -> Reading:
     """A list of calls that nothing announces: it may end at any closing bracket."""
-    if len(text) > _MAX_CHARS or not (_BEGIN.match(text) or _MAY_BEGIN.match(text)):
-        return malformed(len(text))
-    end = _end_of_list(text)
+    if not (_BEGIN.match(text) or _MAY_BEGIN.match(text)):
+        return malformed(1)
+    end = _end_of_list(text[: _MAX_CHARS + 1])
     if end < 0:
-        return UNFINISHED
+        return malformed(1) if len(text) > _MAX_CHARS else UNFINISHED
     calls = decode_pythonic(text[:end], tools)
     if not calls or (tools and any(call.name not in tools for call in calls)):
         return malformed(end)

@@ -38,7 +38,10 @@ Decoder = Callable[[str, Tools], tuple[ToolCall, ...] | None]
 
 
 def malformed(length: int) -> Reading:
-    """Return that the first ``length`` characters are no calls."""
+    """Return that the first ``length`` characters are no calls; what follows is read as text.
+
+    Only what is certain to be seen at once may count: how much has arrived must not matter.
+    """
     return Reading(Status.MALFORMED, length=length)
 
 
