@@ -5,12 +5,16 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from tidemill.protocol.errors import DamagedModel, ModelNotFound, UnsafeModel
-from tidemill_gpuworker.safetensors_file import SafetensorsFile
+from tidemill_gpuworker.quantization.on_the_fly import OnTheFly
+from tidemill_gpuworker.quantization.scheme import QuantScheme
+from tidemill_gpuworker.safetensors_file import FLOAT_DTYPES, SafetensorsFile
+from tidemill_kernels.packed_weight import PackedWeight
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -21,11 +25,27 @@ _LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.")
 # Old checkpoints hold the rotary frequencies, which are computed from the config.
 _COMPUTED = ".rotary_emb.inv_freq"
 
+Quantization = QuantScheme | OnTheFly
+
+
+@dataclass(slots=True)
+class QuantizedSize:
+    """Bytes of the quantised layers so far, and what they would take in the model's dtype."""
+
+    num_bytes: int = 0
+    num_plain_bytes: int = 0
+
+    @property
+    def num_saved(self) -> int:
+        """Bytes less than plain weights would take."""
+        return self.num_plain_bytes - self.num_bytes
+
 
 class Checkpoint:
     """The safetensors files of a model directory, open for loading.
 
-    ``dtype`` and ``device`` are those of the tensors handed out.
+    ``dtype`` and ``device`` are those of the tensors handed out; ``quantization`` says which
+    linear layers are stored, or to be kept, in fewer bits.
 
     Raises:
         ModelNotFound: the directory holds no weights.
@@ -33,19 +53,34 @@ class Checkpoint:
         UnsafeModel: the weights come as pickles only.
     """
 
-    def __init__(self, model_dir: Path, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization | None = None,
+    ) -> None:
         self._model_dir = model_dir
         self._dtype = dtype
-        self._device = device
+        self.device = device
+        self.quantization = quantization
+        self.quantized = QuantizedSize()
+        self._num_replaced = 0
         self._files = _open_files(model_dir)
         self._owners = {name: file for file in self._files for name in file.entries}
         self._taken: set[str] = set()
 
     @property
     def num_bytes(self) -> int:
-        """Size of all tensors in the dtype they are handed out in."""
-        shapes = (entry.shape for file in self._files for entry in file.entries.values())
-        return sum(math.prod(shape) for shape in shapes) * self._dtype.itemsize
+        """Size of all tensors in the form they are handed out in.
+
+        That of quantised layers is known once they are loaded.
+        """
+        entries = (entry for file in self._files for entry in file.entries.values())
+        counts = (math.prod(entry.shape) for entry in entries if entry.dtype in FLOAT_DTYPES)
+        plain = sum(counts) - self._num_replaced
+        return plain * self._dtype.itemsize + self.quantized.num_bytes
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
         """Return a copy of one tensor; raises DamagedModel if it is missing or shaped otherwise."""
@@ -60,11 +95,47 @@ class Checkpoint:
         """
         for name, count in zip(names, rows, strict=True):
             self._check(name, (count, *rest))
-        whole = torch.empty(sum(rows), *rest, dtype=self._dtype, device=self._device)
+        whole = torch.empty(sum(rows), *rest, dtype=self._dtype, device=self.device)
         for name, part in zip(names, whole.split_with_sizes(list(rows)), strict=True):
             self._owners[name].copy_into(name, part)
         self._taken.update(names)
         return whole
+
+    def stored_dtype(self, name: str) -> str | None:
+        """Return the name that the file gives a tensor's dtype, None if there is no tensor."""
+        file = self._owners.get(name)
+        return None if file is None else file.entries[name].dtype
+
+    def stored(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a copy of a tensor as it is stored, on the CPU.
+
+        Raises:
+            DamagedModel: it is missing or has another shape; names file and tensor.
+            UnsupportedModel: its dtype is not known.
+        """
+        self._check(name, shape)
+        return self.stored_any_shape(name)
+
+    def stored_any_shape(self, name: str) -> torch.Tensor:
+        """Return a copy as ``stored`` does, of whatever shape."""
+        file = self._owner(name)
+        tensor = file.read(name)
+        if name not in self._taken and file.entries[name].dtype in FLOAT_DTYPES:
+            self._num_replaced += tensor.numel()
+        self._taken.add(name)
+        return tensor
+
+    def take_zeros(self, name: str) -> None:
+        """Take a tensor that changes nothing, being zero; leave another where it is."""
+        if not self._owner(name).read(name).any():
+            self._taken.add(name)
+
+    def count_quantized(self, weight: PackedWeight, *, was_plain: bool) -> None:
+        """Keep account of a quantised layer; ``was_plain`` says that it was stored plain."""
+        num_weights = weight.out_features * weight.in_features
+        self._num_replaced += num_weights * was_plain
+        self.quantized.num_bytes += weight.num_bytes
+        self.quantized.num_plain_bytes += num_weights * self._dtype.itemsize
 
     def check_layers_taken(self) -> None:
         """Raise DamagedModel if a layer holds a tensor that nobody took.
@@ -98,11 +169,15 @@ class Checkpoint:
                 digest.update(file.sample(name, _SAMPLE_BYTES))
         return digest.hexdigest()
 
-    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+    def _owner(self, name: str) -> SafetensorsFile:
         file = self._owners.get(name)
         if file is None:
             where = ", ".join(str(file.path) for file in self._files)
             raise DamagedModel(f"tensor {name} is missing from {where}", fix=_FIX)
+        return file
+
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        file = self._owner(name)
         found = file.entries[name].shape
         if found != shape:
             raise DamagedModel(

@@ -19,11 +19,24 @@ from tidemill.protocol.errors import DamagedModel, UnsupportedModel
 # The limit of the reference implementation: a length field must not make us read gigabytes.
 MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
-_DTYPES = {
+#: Plain floats: what unquantised weights are stored as.
+FLOAT_DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
     "F32": torch.float32,
     "F64": torch.float64,
+}
+# What quantised weights are made of beside those.
+_STORED_DTYPES = FLOAT_DTYPES | {
+    "BOOL": torch.bool,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 
 
@@ -61,14 +74,37 @@ class SafetensorsFile:
             UnsupportedModel: the tensor is stored in a dtype other than the plain float ones.
         """
         entry = self.entries[name]
-        if entry.dtype not in _DTYPES:
+        if entry.dtype not in FLOAT_DTYPES:
             raise UnsupportedModel(
                 f"{self.path}: tensor {name} is stored as {entry.dtype}",
-                fix=f"Use weights in one of {', '.join(_DTYPES)}.",
+                fix=f"Use weights in one of {', '.join(FLOAT_DTYPES)}.",
             )
         if target.numel():
             target.copy_(self._mapped(entry))
             self._forget(entry)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a copy of a tensor as it is stored.
+
+        Raises:
+            UnsupportedModel: its dtype is not known.
+        """
+        entry = self.entries[name]
+        if entry.dtype not in _STORED_DTYPES:
+            raise UnsupportedModel(
+                f"{self.path}: tensor {name} is stored as {entry.dtype}",
+                fix=f"Use weights in one of {', '.join(_STORED_DTYPES)}.",
+            )
+        dtype = _STORED_DTYPES[entry.dtype]
+        copied = torch.empty(entry.shape, dtype=dtype)
+        if copied.numel():
+            # The bytes may start anywhere in the file, the copy is aligned.
+            raw = torch.frombuffer(
+                self._map, dtype=torch.uint8, count=entry.end - entry.start, offset=entry.start
+            )
+            copied.view(-1).view(torch.uint8).copy_(raw)
+            self._forget(entry)
+        return copied
 
     def sample(self, name: str, num_bytes: int) -> bytes:
         """Return the first bytes of a tensor, at most ``num_bytes``."""
@@ -82,7 +118,7 @@ class SafetensorsFile:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
     def _mapped(self, entry: TensorEntry) -> torch.Tensor:
-        dtype, count = _DTYPES[entry.dtype], math.prod(entry.shape)
+        dtype, count = FLOAT_DTYPES[entry.dtype], math.prod(entry.shape)
         flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=entry.start)
         return flat.view(entry.shape)
 
@@ -128,7 +164,8 @@ def _parse_entry(name: str, fields: object, data_start: int, path: Path) -> Tens
     if not (_are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
         raise _damaged(path, f"tensor {name}: its header entry lacks a valid shape or data_offsets")
     start, end = offsets
-    expected = math.prod(shape) * _DTYPES[dtype].itemsize if dtype in _DTYPES else end - start
+    known = _STORED_DTYPES.get(str(dtype))
+    expected = math.prod(shape) * known.itemsize if known else end - start
     if end - start != expected:
         raise _damaged(
             path, f"tensor {name}: {dtype} {shape} takes {expected} bytes, not {end - start}"

@@ -1,0 +1,1 @@
+"""How each format lays out the tensors of a layer."""
