@@ -11,6 +11,8 @@ Calls = tuple[ToolCall, ...] | None
 #: How a list of calls begins; anything else in brackets is text.
 _BEGIN = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
 _MAY_BEGIN = re.compile(r"\[\s*([A-Za-z_][\w.]*\s*)?$")
+#: Whole texts, which are skipped, and brackets; a quote alone opens a text that is not closed.
+_BRACKETS = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[\[({\])}'"]""", re.DOTALL)
 #: More would only cost time: a call has a few thousand characters at most.
 _MAX_CHARS = 1 << 16
 
@@ -65,21 +67,15 @@ def _is_cut_off(text: str) -> bool:
 
 def _end_of_list(text: str) -> int:
     """Return where the bracket that opens the text is closed, -1 if it is not."""
-    depth, quote, position = 0, "", 0
-    while position < len(text):
-        char = text[position]
-        if quote:
-            if char == "\\":
-                position += 1
-            elif char == quote:
-                quote = ""
-        elif char in "'\"":
-            quote = char
-        elif char in "[({":
+    depth = 0
+    for found in _BRACKETS.finditer(text):
+        token = found.group()
+        if token in ("'", '"'):
+            return -1  # a text that is not closed
+        if token in ("[", "(", "{"):
             depth += 1
-        elif char in "])}":
+        elif token in ("]", ")", "}"):
             depth -= 1
             if depth <= 0:
-                return position + 1
-        position += 1
+                return found.end()
     return -1

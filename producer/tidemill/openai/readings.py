@@ -31,6 +31,9 @@ class Reading:
 
 UNFINISHED = Reading(Status.UNFINISHED)
 
+#: How many markers within one call's arguments are seen through; each costs a reading per piece.
+_MOST_MARKERS = 16
+
 #: Reads calls from the start of a text, which goes on unless the flag says that it is all.
 Reader = Callable[[str, Tools, bool], Reading]
 #: Reads the calls that make up a whole text; None if it is malformed, () if it is cut off.
@@ -59,14 +62,16 @@ def enclosed(close: str, decode: Decoder, *, needs_close: bool = False) -> Reade
 
     def read(text: str, tools: Tools, is_all: bool) -> Reading:
         first = end = text.find(close)
-        while end >= 0:
+        for _ in range(_MOST_MARKERS):
+            if end < 0:
+                break
             calls = decode(text[:end], tools)
             if calls or not text[:end].strip():
                 return done(calls or (), end + len(close))
             if calls is None:
                 return malformed(end + len(close))
             end = text.find(close, end + 1)
-        if not is_all:
+        if end < 0 and not is_all:
             return UNFINISHED
         if first >= 0:
             return malformed(first + len(close))
