@@ -5,14 +5,13 @@ import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from tidemill.protocol.errors import ConfigError, DamagedModel
 from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.block_copier import BlockCopier
-from tidemill_gpuworker.inputs import StepInputs, make_inputs
+from tidemill_gpuworker.inputs import make_inputs
 from tidemill_gpuworker.kv_cache import (
     KVCache,
     available_bytes,
@@ -25,9 +24,10 @@ from tidemill_gpuworker.kv_cache import (
 from tidemill_gpuworker.linear import can_pack
 from tidemill_gpuworker.loader import Checkpoint
 from tidemill_gpuworker.memory_profile import largest_step, measure_memory
-from tidemill_gpuworker.model_config import ModelConfig, load_model_config
-from tidemill_gpuworker.models.decoder import Decoder
+from tidemill_gpuworker.model_choice import LoadOptions, Model, ModelSource, choose_model
+from tidemill_gpuworker.model_config import ModelConfig
 from tidemill_gpuworker.prompt_scorer import score_prompts
+from tidemill_gpuworker.quantization.selection import choose_quantization
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
 from tidemill_kernels import AttentionBackend, select_backend
@@ -41,20 +41,7 @@ DTYPES = {
 }
 # A step this long makes every library build its kernels and allocate its buffers.
 _WARM_UP_TOKENS = 64
-
-
-class Model(Protocol):
-    """A loaded decoder: how a step is computed on one kind of device."""
-
-    def __call__(
-        self, inputs: StepInputs, cache: KVCache, backend: AttentionBackend
-    ) -> torch.Tensor:
-        """Return the last hidden states [tokens, hidden]; mutates the cache."""
-        ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits [rows, vocabulary] of some rows of the hidden states."""
-        ...
+_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +71,9 @@ class ModelRunner:
         max_num_batched_tokens: tokens of the largest step, which a GPU needs room for.
         max_model_len: longest context; None for the one the model was made for.
         num_threads: CPU threads of torch and the kernels, for the whole process; None leaves them.
+        source: the model as ``choose_model`` found it; None to find it in ``model_dir``.
+        quantization: how the model must be quantised, or is to be while it is loaded; None for
+            what its config.json says.
 
     Raises:
         ModelError: the directory cannot be served; the subclass says why.
@@ -105,16 +95,20 @@ class ModelRunner:
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
         num_threads: int | None = None,
+        source: ModelSource | None = None,
+        quantization: str | None = None,
     ) -> None:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        self.model_config = load_model_config(model_dir)
+        self._source = source or choose_model(model_dir)
+        self.model_config = self._source.model_config
         self.max_model_len = _context_limit(self.model_config, max_model_len)
         self.block_size = block_size
         self._device = parse_device(device)
         self.dtype = choose_dtype(dtype, self.model_config, self._device)
         self.backend = _backend(self._device, block_size)
         self._model_dir = model_dir
+        self._quantization = choose_quantization(model_dir, quantization)
         free = int(available_bytes(self._device) * memory_utilization)
         self._model = self._load_model(kv_cache_bytes or free, num_blocks)
         if self._device.type == "cuda" and num_blocks is None and kv_cache_bytes is None:
@@ -188,17 +182,24 @@ class ModelRunner:
         return profile.kv_cache_bytes(utilization)
 
     def _load_model(self, num_bytes: int, num_blocks: int | None) -> Model:
-        checkpoint = Checkpoint(self._model_dir, dtype=self.dtype, device=self._device)
-        self.revision = checkpoint.revision()
-        self._weight_bytes = checkpoint.num_bytes
-        num_positions = min(self.max_model_len, self._most_tokens(num_bytes, num_blocks))
-        model = Decoder(
-            self.model_config,
-            checkpoint,
-            max_model_len=self.max_model_len,
-            num_positions=num_positions,
+        checkpoint = Checkpoint(
+            self._model_dir,
+            dtype=self.dtype,
+            device=self._device,
+            quantization=self._quantization,
         )
-        checkpoint.check_layers_taken()
+        self.revision = checkpoint.revision()
+        options = LoadOptions(
+            dtype=self.dtype,
+            device=self._device,
+            backend=self.backend,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            num_positions=min(self.max_model_len, self._most_tokens(num_bytes, num_blocks)),
+        )
+        model = self._source.load(checkpoint, options)
+        self._weight_bytes = checkpoint.num_bytes
+        _log_saving(checkpoint, self.dtype)
         return model
 
     def _most_tokens(self, num_bytes: int, num_blocks: int | None) -> int:
@@ -269,6 +270,17 @@ def peak_resident_bytes() -> int:
         return int(words[0]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _log_saving(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    if checkpoint.quantization is not None:
+        _logger.info(
+            "quantised by %s: layers of %.1f MiB take %.1f MiB less than as %s",
+            checkpoint.quantization.method,
+            checkpoint.quantized.num_bytes / _MIB,
+            checkpoint.quantized.num_saved / _MIB,
+            dtype,
+        )
 
 
 def _context_limit(config: ModelConfig, wanted: int | None) -> int:

@@ -17,7 +17,7 @@ from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.engine import Engine
 from tidemill_gpuworker.kv_cache import available_bytes
-from tidemill_gpuworker.model_config import load_model_config
+from tidemill_gpuworker.model_choice import choose_model
 from tidemill_gpuworker.model_runner import ModelRunner
 from tidemill_gpuworker.output_processor import OutputProcessor
 from tidemill_gpuworker.sampler import LogprobsMode, Sampler
@@ -50,7 +50,8 @@ def load_model(
     """
     device = _device(config.device)
     swap_space_bytes = _swap_space_bytes(config, device)
-    max_model_len = config.max_model_len or load_model_config(config.model_dir).max_model_len
+    source = choose_model(config.model_dir, config.model_impl)
+    max_model_len = config.max_model_len or source.model_config.max_model_len
     tokenizer = Tokenizer.from_directory(config.model_dir)
     runner = ModelRunner(
         config.model_dir,
@@ -65,6 +66,7 @@ def load_model(
         max_num_batched_tokens=_step_tokens(config, device, max_model_len),
         max_model_len=config.max_model_len,
         num_threads=config.num_threads,
+        source=source,
     )
     _check_eos(config, runner, tokenizer)
     _check_max_logprobs(config.max_logprobs, runner.model_config.vocab_size)

@@ -25,6 +25,7 @@ TIDEMILL_LOG_LEVEL, TIDEMILL_LEASE_SECONDS, TIDEMILL_BEAT_SECONDS.
 """
 
 PreemptionMode = Literal["recompute", "swap"]
+ModelImpl = Literal["auto", "native", "transformers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class WorkerConfig:
     redis_url: str
     service: ServiceConfig
     task: str = "auto"
+    model_impl: ModelImpl = "auto"
     device: str = "auto"
     dtype: str = "auto"
     block_size: int = DEFAULT_BLOCK_SIZE
@@ -117,6 +119,13 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         default="auto",
         choices=("auto", "generate", "embed", "score", "transcribe"),
         help="what the model is for; auto goes by its files (auto)",
+    )
+    group.add_argument(
+        "--model-impl",
+        default="auto",
+        choices=("auto", "native", "transformers"),
+        help="what computes the model: our own layers, those of transformers over our KV cache, or"
+        " ours where there are any (auto)",
     )
     group.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:N, or auto: a GPU if there is one (auto)"

@@ -21,6 +21,7 @@ from tidemill.protocol.errors import (
 )
 from tidemill.service.config import load_config
 from tidemill_gpuworker import safetensors_file
+from tidemill_gpuworker.model_choice import choose_model
 from tidemill_gpuworker.model_config import SUPPORTED_ARCHITECTURES
 from tidemill_gpuworker.model_runner import ModelRunner
 from tidemill_gpuworker.model_setup import load_model
@@ -223,7 +224,10 @@ def test_a_long_context_takes_no_more_tables_than_the_cache_has_room(model_dir: 
 
 def test_an_unsupported_architecture_is_named_with_those_that_are(model_dir: Path) -> None:
     edit_config(model_dir, architectures=["MambaForCausalLM"])
-    line = refusal(model_dir, UnsupportedModel)
+    assert "MambaForCausalLM is not supported" in refusal(model_dir, UnsupportedModel)
+    with pytest.raises(UnsupportedModel) as caught:
+        choose_model(model_dir, "native")
+    line = caught.value.one_line()
     assert "MambaForCausalLM" in line
     assert all(name in line for name in SUPPORTED_ARCHITECTURES)
 

@@ -1,0 +1,1 @@
+"""Runs the causal language models of `transformers` over our paged KV cache."""
