@@ -184,6 +184,32 @@ class BlockManager:
         self._publish(seq, end)
         return True
 
+    def allocate_draft(self, seq: Sequence, num_tokens: int) -> int:
+        """Give ``seq`` blocks for tokens behind the known ones; returns for how many there is room.
+
+        They may turn out wrong: nothing is published, and nobody who needs a block goes without.
+        """
+        missing = self.num_blocks_for(seq.num_tokens + num_tokens) - len(seq.block_table)
+        spare = max(0, self.num_free_blocks - self.num_watermark_blocks)
+        seq.block_table += self._pool.take(min(max(0, missing), spare))
+        return min(num_tokens, len(seq.block_table) * self.block_size - seq.num_tokens)
+
+    def settle_draft(self, seq: Sequence, num_accepted: int) -> None:
+        """Publish the blocks that accepted tokens have filled, once the step is committed.
+
+        They are known now, but not yet among the computed ones.
+        """
+        assert not self._provisional, "drafts are settled between steps only"
+        end = seq.num_computed_tokens + num_accepted
+        self._publish(seq, end)
+        self._provisional.clear()
+
+    def trim(self, seq: Sequence) -> None:
+        """Take back the blocks that ``seq`` has computed nothing for."""
+        num_needed = self.num_blocks_for(seq.num_computed_tokens)
+        self._pool.release(seq.block_table[num_needed:], is_batch=True)
+        del seq.block_table[num_needed:]
+
     def reserve(self, seq: Sequence, num_tokens: int) -> None:
         """Give ``seq`` all blocks it will need until it is ``num_tokens`` long; they are free."""
         missing = self.num_blocks_for(num_tokens) - len(seq.block_table)
@@ -221,7 +247,7 @@ class BlockManager:
             self._pool.release(dropped, is_batch=True)
         for block in seq.block_table:
             if self._provisional.get(block) is seq:
-                assert self._pool.ref_count(block) == 1, f"a follower of {seq.seq_id} would starve"
+                assert self._num_holders(block) == 1, f"a follower of {seq.seq_id} would starve"
                 self._withdraw(block)
                 del self._provisional[block]
         held = [block for block in seq.block_table if block != NO_BLOCK]
@@ -310,7 +336,10 @@ class BlockManager:
         if not offset:
             return False
         block = seq.block_table[index]
-        return self._pool.ref_count(block) - self._ledger.num_forks_from(block) > 1
+        return self._num_holders(block) > 1
+
+    def _num_holders(self, block: int) -> int:
+        return self._pool.ref_count(block) - self._ledger.num_forks_from(block)
 
     def _copy_on_write(self, seq: Sequence) -> None:
         index = seq.num_computed_tokens // self.block_size

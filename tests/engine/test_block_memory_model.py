@@ -26,9 +26,9 @@ class BlockMemoryMachine(RuleBasedStateMachine):
     """Steps that end well or fail, with forks between them; sequences yield, return and leave."""
 
     @initialize(
-        num_blocks=st.integers(2, 10),
+        num_blocks=st.integers(3, 10),
         block_size=st.integers(1, 4),
-        num_slots=st.sampled_from([0, 1, 3, 12]),
+        num_slots=st.sampled_from([12, 3, 1, 0]),
         swaps=st.booleans(),
         window=st.sampled_from([None, None, None, 2, 5]),
     )
@@ -63,6 +63,20 @@ class BlockMemoryMachine(RuleBasedStateMachine):
         if self.admit(seq, chunk):
             self.waiting.remove(seq)
 
+    @precondition(lambda self: not self.scheduled)
+    @rule(data=st.data(), prompts=st.lists(TOKENS, min_size=1, max_size=4))
+    def steps(self, data: st.DataObject, prompts: list[list[int]]) -> None:
+        """Whole steps in which somebody arrives and all go on, yield and come back."""
+        for tokens in prompts:
+            while self.waiting and self.admit(self.waiting[0], 14):
+                self.waiting.pop(0)
+            self.admit(make_seq(tokens, salt=""), 14)
+            self.all_go_on()
+            if self.scheduled:
+                self.end_step(data)
+            if self.running:
+                self.yield_blocks(data)
+
     def admit(self, seq: Sequence, chunk: int) -> bool:
         prefix = self.manager.find_prefix(seq)
         self.check_prefix(seq, prefix)
@@ -84,6 +98,7 @@ class BlockMemoryMachine(RuleBasedStateMachine):
         seq = data.draw(st.sampled_from(self.unscheduled()))
         self.extend(seq, min(chunk, seq.num_uncomputed_tokens))
 
+    @precondition(lambda self: self.unscheduled())
     @rule()
     def all_go_on(self) -> None:
         for seq in self.unscheduled():
@@ -99,6 +114,8 @@ class BlockMemoryMachine(RuleBasedStateMachine):
             child = make_seq([*known, token], salt=salt)
             self.manager.fork(parent, child)
             self.running.append(child)
+        # What is written to before the parent goes on is copied.
+        self.all_go_on()
 
     # Once somebody was admitted, a step takes nobody out any more: there may be followers.
     @precondition(lambda self: self.running and not self.admitted)
@@ -118,6 +135,7 @@ class BlockMemoryMachine(RuleBasedStateMachine):
         self.withdraw(seq, self.scheduled.get(seq.seq_id, seq.num_computed_tokens))
         self.manager.free(seq)
 
+    @precondition(lambda self: self.scheduled)
     @rule(data=st.data())
     def end_step(self, data: st.DataObject) -> None:
         copies = self.manager.copies
@@ -133,6 +151,7 @@ class BlockMemoryMachine(RuleBasedStateMachine):
         self.scheduled, self.admitted = {}, []
         self.check_memory()
 
+    @precondition(lambda self: self.scheduled)
     @rule()
     def fail_step(self) -> None:
         for copy in self.manager.copies.outs:

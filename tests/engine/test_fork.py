@@ -96,6 +96,18 @@ def test_whoever_leaves_within_the_step_takes_its_copy_along() -> None:
     manager.check_integrity([parent])
 
 
+def test_who_filled_a_block_that_others_are_copied_from_may_leave_within_the_step() -> None:
+    manager = make_manager()
+    parent = computed(manager, [1, 2, 3])
+    child = forked(manager, parent, 7)
+    parent.output_ids.append(9)
+    assert manager.allocate(child, 1) and manager.allocate(parent, 1)
+    manager.preempt(parent)
+    assert manager.find_prefix(make_seq([1, 2, 3, 9, 5])) == []
+    manager.commit_step()
+    manager.check_integrity([child])
+
+
 def test_a_child_must_begin_like_its_parent() -> None:
     manager = make_manager()
     parent = computed(manager, [1, 2, 3])
