@@ -7,7 +7,20 @@ import typer
 from rich.console import Console
 
 from tidemill._version import __version__
-from tidemill.cli import bulk, cancel, demo, dlq, doctor, kinds, kv, status, submit, tenant, up
+from tidemill.cli import (
+    bulk,
+    cancel,
+    demo,
+    dlq,
+    doctor,
+    kinds,
+    kv,
+    processes,
+    status,
+    submit,
+    tenant,
+    up,
+)
 from tidemill.cli.plugins import CommandGroup
 from tidemill.protocol.errors import Overloaded, TidemillError
 
@@ -26,6 +39,8 @@ First steps: `tidemill demo` answers prompts with a small real model.
 """,
 )
 app.command("up")(up.up)
+app.command("worker", context_settings=processes.PASS_ON)(processes.worker)
+app.command("scheduler", context_settings=processes.PASS_ON)(processes.scheduler)
 app.command("demo")(demo.demo)
 app.command("submit")(submit.submit)
 app.command("follow")(submit.follow)

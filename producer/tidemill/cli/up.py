@@ -55,7 +55,7 @@ def up(
         list[str] | None,
         typer.Argument(
             metavar="[-- WORKER_OPTIONS]",
-            help="Passed to every worker; see `python -m tidemill_gpuworker --help`.",
+            help="Passed to every worker; see `tidemill worker --help`.",
         ),
     ] = None,
 ) -> None:

@@ -27,7 +27,7 @@ def check_shard_facts(facts: ShardFacts) -> list[Finding]:
 
 
 def _leader(facts: ShardFacts) -> Finding:
-    fix = "Start a scheduler: `tidemill up`, or `python -m tidemill_scheduler`."
+    fix = "Start a scheduler: `tidemill up`, or `tidemill scheduler`."
     if facts.leader is None:
         return failure("leader", "none: nothing is dispatched", fix)
     finding = f"{facts.leader} in epoch {facts.epoch}"
@@ -41,7 +41,7 @@ def _workers(facts: ShardFacts) -> Finding:
     idle = sorted(set(facts.models) - served)
     finding = f"{len(facts.workers)} live, serving {', '.join(sorted(served)) or 'nothing'}"
     if not facts.workers and facts.num_queued:
-        fix = "Start a worker: `tidemill up`, or `python -m tidemill_gpuworker --model DIR`."
+        fix = "Start a worker: `tidemill up`, or `tidemill worker --model DIR`."
         return failure("workers", f"none, but {facts.num_queued} jobs wait", fix)
     if None in facts.workers:
         return warning(
