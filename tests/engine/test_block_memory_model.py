@@ -225,9 +225,10 @@ class BlockMemoryMachine(RuleBasedStateMachine):
     def extend(self, seq: Sequence, count: int) -> bool:
         size = self.manager.block_size
         start, end = seq.num_computed_tokens, seq.num_computed_tokens + count
-        before = set(seq.block_table)
+        before = list(enumerate(seq.block_table))
         allocated = self.manager.allocate(seq, count)
-        for block in set(seq.block_table) - before:
+        # By place: a block that left the window may come back as the next one.
+        for _, block in set(enumerate(seq.block_table)) - set(before):
             self.findable.pop(block, None)
         if allocated:
             self.scheduled[seq.seq_id] = start
