@@ -186,12 +186,5 @@ class _Parser:
         return str(named)
 
     def _refuse_unsupported(self) -> None:
-        quantization = self._config.section("quantization_config")
-        if quantization:
-            method = quantization.get("quant_method", "unknown")
-            raise UnsupportedModel(
-                f"{self._config.path}: {method} quantisation is not supported",
-                fix="Use the unquantised model.",
-            )
         if self._config.flag("use_bidirectional_attention"):
             raise self._config.unsupported("bidirectional attention is not supported")

@@ -67,6 +67,7 @@ def load_model(
         max_model_len=config.max_model_len,
         num_threads=config.num_threads,
         source=source,
+        quantization=config.quantization,
     )
     _check_eos(config, runner, tokenizer)
     _check_max_logprobs(config.max_logprobs, runner.model_config.vocab_size)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.step_cost import StepFeatures
 from tidemill_gpuworker.model_task import find_task
 from tidemill_gpuworker.served_model import ServedModel
@@ -22,6 +23,11 @@ def load_served_model(
         from tidemill_gpuworker.model_setup import load_model
 
         return load_model(config, on_step)
+    if config.quantization is not None:
+        raise ConfigError(
+            f"--quantization is for models that generate, this one is for {task}",
+            fix="Leave it out.",
+        )
     if task == "transcribe":
         from tidemill_gpuworker.speech.setup import load_speech_model
 

@@ -26,6 +26,19 @@ TIDEMILL_LOG_LEVEL, TIDEMILL_LEASE_SECONDS, TIDEMILL_BEAT_SECONDS.
 
 PreemptionMode = Literal["recompute", "swap"]
 ModelImpl = Literal["auto", "native", "transformers"]
+#: Ways to keep weights in memory, and names of ``quant_method`` in config.json.  Here because the
+#: command line is read before torch is loaded; ``quantization.selection`` is held to them.
+QUANTIZATIONS = (
+    "awq",
+    "bitsandbytes",
+    "compressed-tensors",
+    "fbgemm_fp8",
+    "fp8",
+    "gptq",
+    "int4",
+    "int8",
+    "squeezellm",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +56,7 @@ class WorkerConfig:
     model_impl: ModelImpl = "auto"
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -135,6 +149,12 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         default="auto",
         choices=("auto", "float32", "bfloat16", "float16"),
         help="of weights and KV cache; float32 gives tokens that do not depend on the batch (auto)",
+    )
+    group.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        help="fp8, int8 or int4 keep a plain model's linear layers in 8 or 4 bits; others only say"
+        " how the model is stored, which is found anyway (as stored)",
     )
     group.add_argument(
         "--max-model-len",

@@ -236,7 +236,7 @@ def test_an_unsupported_architecture_is_named_with_those_that_are(model_dir: Pat
     ("changes", "named"),
     [
         ({"hidden_act": "quick_gelu"}, "quick_gelu"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "aqlm"),
         ({"rope_parameters": {"rope_type": "axial", "rope_theta": 1e4, "factor": 2.0}}, "axial"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": None}, "dynamic"),
         ({"partial_rotary_factor": 0.5}, "part of each head"),

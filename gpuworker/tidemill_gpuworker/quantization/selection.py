@@ -4,12 +4,9 @@ from pathlib import Path
 
 from tidemill.protocol.errors import ConfigError
 from tidemill_gpuworker.config_fields import read_config
-from tidemill_gpuworker.quantization.config_reader import METHODS, read_scheme
+from tidemill_gpuworker.quantization.config_reader import read_scheme
 from tidemill_gpuworker.quantization.on_the_fly import ON_THE_FLY, OnTheFly
 from tidemill_gpuworker.quantization.scheme import QuantScheme
-
-#: What ``--quantization`` may name.
-CHOICES = tuple(sorted({*METHODS, *ON_THE_FLY}))
 
 
 def choose_quantization(model_dir: Path, wanted: str | None) -> QuantScheme | OnTheFly | None:
