@@ -2,14 +2,17 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.step_cost import StepFeatures
 from tidemill_gpuworker.cost_learner import CostLearner
+from tidemill_gpuworker.follower_desk import FollowerDesk
 from tidemill_gpuworker.sampled_token import SampledToken
 from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.speculation.figures import SpeculationFigures
+from tidemill_gpuworker.speculation.verification import sample_drafted
 from tidemill_gpuworker.step_features import features_of
 from tidemill_gpuworker.step_plan import StepPlan
 from tidemill_gpuworker.step_scheduler import StepScheduler
@@ -23,14 +26,20 @@ class Runner(Protocol[LogitsOut]):
     """Puts the tokens of a step through the model."""
 
     def execute(self, plan: StepPlan) -> LogitsOut:
-        """Write the KV entries of all scheduled tokens, return a row of logits per sampled one."""
+        """Write the KV entries of all scheduled tokens, return the logits of the sampled ones.
+
+        Those are 1 + len(draft) rows for each item of ``plan.sampling``.
+        """
 
 
 class Sampler(Protocol[LogitsIn]):
     """Chooses the next token of each row of logits."""
 
     def sample(self, logits: LogitsIn, rows: list[Sequence]) -> list[SampledToken]:
-        """Return one token per row of logits; ``rows`` are the rows' sequences."""
+        """Return one token per row of logits.
+
+        ``rows`` are the rows' sequences, or ``DraftRow`` where a step has drafts.
+        """
 
 
 class Finish(Protocol):
@@ -96,6 +105,7 @@ class EngineFigures:
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     num_preemptions: int = 0
+    speculation: SpeculationFigures = field(default_factory=SpeculationFigures)
     last_step: StepFeatures | None = None
     total_step_seconds: float = 0.0
 
@@ -133,6 +143,7 @@ class Engine:
         self._resumed: dict[str, StepOutput] = {}
         # Ends that are told once the logprobs of the prompt are known.
         self._held: dict[str, StepOutput] = {}
+        self._followers = FollowerDesk()
 
     @property
     def has_work(self) -> bool:
@@ -145,6 +156,8 @@ class Engine:
         The output of an earlier attempt is replayed first.  If that was complete, the next step
         reports the end without computing anything, unless the prompt's logprobs are wanted.
         """
+        for each in seq.followers:
+            self._processors[each.seq_id] = self._make_processor(each)
         processor = self._make_processor(seq)
         output = processor.replay(seq.output_ids) if seq.output_ids else None
         if output is None or output.finish is None:
@@ -177,22 +190,37 @@ class Engine:
         plan = self.step_scheduler.schedule()
         if plan.scheduled:
             seqs = [item.seq for item in plan.sampling]
-            sampled = [(token,) for token in self._compute(plan, seqs)]
+            sampled = self._compute(plan, seqs)
             self.step_scheduler.update(plan, [tuple(t.id for t in tokens) for tokens in sampled])
+            followers = self._start_followers()
             new = [self._process(*pair) for pair in zip(seqs, sampled, strict=True)]
+            new += [self._process(seq, (token,)) for seq, token in followers]
             self._count(plan, sum(len(output.new_ids) for output in new))
             outputs += new
             self._time(plan, started)
         self._resumed.clear()
         return outputs
 
-    def _compute(self, plan: StepPlan, seqs: list[Sequence]) -> list[SampledToken]:
+    def _compute(self, plan: StepPlan, seqs: list[Sequence]) -> list[tuple[SampledToken, ...]]:
         try:
             logits = self._runner.execute(plan)
-            return self._sampler.sample(logits, seqs) if seqs else []
+            self._followers.sample(self._sampler, logits, plan.sampling)
+            if plan.has_drafts:
+                return sample_drafted(self._sampler, logits, plan.sampling)
+            tokens = self._sampler.sample(logits, seqs) if seqs else []
+            return [(token,) for token in tokens]
         except BaseException:
             self.step_scheduler.fail(plan)
             raise
+
+    def _start_followers(self) -> list[tuple[Sequence, SampledToken]]:
+        started = []
+        for leader, seq, token in self._followers.take():
+            seq.output_ids.append(token.id)
+            # Before any of them ends and gives its blocks back.
+            self.step_scheduler.fork(leader, seq)
+            started.append((seq, token))
+        return started
 
     def _process(self, seq: Sequence, tokens: tuple[SampledToken, ...]) -> StepOutput:
         if (held := self._held.pop(seq.seq_id, None)) is not None:
@@ -224,6 +252,7 @@ class Engine:
         figures.num_queried_tokens = scheduler.num_queried_tokens
         figures.num_cached_tokens = scheduler.num_hit_tokens
         figures.num_preemptions = scheduler.num_preemptions
+        figures.speculation = scheduler.speculation.copy()
         step = features_of(plan, self._clock() - started)
         figures.last_step = step
         figures.total_step_seconds += step.seconds

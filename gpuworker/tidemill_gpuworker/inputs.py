@@ -21,7 +21,8 @@ class StepInputs:
         token_ids: int64 [tokens].
         positions: int64 [tokens]; each token's place in its sequence.
         slot_mapping: int64 [tokens]; block * block_size + offset of each token's cache slot.
-        sampled_rows: int64 [len(plan.sampling)]; rows whose next token is wanted.
+        sampled_rows: int64 [rows]; rows whose next token is wanted: of each item of
+            ``plan.sampling`` that of its last known token and those of its draft.
         metadata: where each sequence's tokens and blocks are.
     """
 
@@ -40,12 +41,11 @@ def make_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepIn
     ends = np.concatenate(([0], np.cumsum(lengths)))
     positions = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
     tables = _block_tables(scheduled, block_size)
-    samples = np.fromiter((item.samples for item in scheduled), np.bool_, len(scheduled))
     return StepInputs(
         token_ids=_tensor(_token_ids(scheduled), device),
         positions=_tensor(positions, device),
         slot_mapping=_tensor(_slots(tables, positions, lengths, block_size), device),
-        sampled_rows=_tensor(ends[1:][samples] - 1, device),
+        sampled_rows=_tensor(_sampled_rows(scheduled, ends[1:]), device),
         metadata=_metadata(plan, tables, starts + lengths, ends, device),
     )
 
@@ -53,8 +53,17 @@ def make_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepIn
 def _token_ids(scheduled: tuple[ScheduledSequence, ...]) -> _Ints:
     ids: list[int] = []
     for item in scheduled:
-        ids += item.seq.token_slice(item.start, item.end)
+        ids += item.token_ids
     return np.array(ids, np.int64)
+
+
+def _sampled_rows(scheduled: tuple[ScheduledSequence, ...], ends: _Ints) -> _Ints:
+    counts = np.fromiter(
+        (item.samples * (1 + len(item.draft)) for item in scheduled), np.int64, len(scheduled)
+    )
+    # Of each sequence as many rows as it samples, up to its last one.
+    behind = np.cumsum(counts)
+    return np.arange(behind[-1]) + np.repeat(ends - behind, counts)
 
 
 def _block_tables(scheduled: tuple[ScheduledSequence, ...], block_size: int) -> _Tables:

@@ -1,12 +1,14 @@
 """What a worker counts and measures, for Prometheus."""
 
 from dataclasses import replace
+from itertools import chain, repeat
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from tidemill.protocol.kv_use import KvUse
 from tidemill_gpuworker.engine import EngineFigures
 from tidemill_gpuworker.kind_work import JobEngine
+from tidemill_gpuworker.speculation.figures import SpeculationFigures
 
 _STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -40,6 +42,16 @@ UNPUBLISHED = Gauge(
 PROMPT_TOKENS = Counter("tidemill_worker_prompt_tokens_total", "Prompt tokens computed")
 CACHED_TOKENS = Counter("tidemill_worker_cached_tokens_total", "Tokens found in the prefix cache")
 GENERATED_TOKENS = Counter("tidemill_worker_generated_tokens_total", "Tokens generated")
+DRAFTS = Counter("tidemill_worker_spec_decode_drafts_total", "Guesses of a sequence's next tokens")
+DRAFT_TOKENS = Counter("tidemill_worker_spec_decode_draft_tokens_total", "Tokens that were guessed")
+ACCEPTED_TOKENS = Counter(
+    "tidemill_worker_spec_decode_accepted_tokens_total", "Guessed tokens that came true"
+)
+ACCEPTED_PER_POSITION = Counter(
+    "tidemill_worker_spec_decode_accepted_tokens_per_pos_total",
+    "Guessed tokens that came true, by their place in the guess",
+    ["position"],
+)
 PREEMPTIONS = Counter("tidemill_worker_preemptions_total", "Sequences that gave up their blocks")
 
 STEP_SECONDS = Histogram(
@@ -91,6 +103,7 @@ class EngineMeter:
         CACHED_TOKENS.inc(figures.num_cached_tokens - seen.num_cached_tokens)
         GENERATED_TOKENS.inc(figures.num_generated_tokens - seen.num_generated_tokens)
         PREEMPTIONS.inc(figures.num_preemptions - seen.num_preemptions)
+        self._observe_speculation(figures.speculation, seen.speculation)
         self._seen = replace(figures)
         scheduler = self._engine.step_scheduler
         RUNNING.set(len(scheduler.running))
@@ -98,6 +111,14 @@ class EngineMeter:
         KV_USAGE.set(scheduler.block_manager.usage)
         if (use := scheduler.kv_use) is not None:
             self._observe_kv(use)
+
+    def _observe_speculation(self, now: SpeculationFigures, seen: SpeculationFigures) -> None:
+        DRAFTS.inc(now.num_drafts - seen.num_drafts)
+        DRAFT_TOKENS.inc(now.num_draft_tokens - seen.num_draft_tokens)
+        ACCEPTED_TOKENS.inc(now.num_accepted_tokens - seen.num_accepted_tokens)
+        before = chain(seen.accepted_per_position, repeat(0))
+        for position, count in enumerate(now.accepted_per_position):
+            ACCEPTED_PER_POSITION.labels(str(position)).inc(count - next(before))
 
     def _observe_kv(self, use: KvUse) -> None:
         seen = self._seen_use

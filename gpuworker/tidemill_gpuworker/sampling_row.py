@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker.guide import Guide
+from tidemill_gpuworker.guide import TokenMask
 from tidemill_gpuworker.token_counts import TokenCounts
 
 
@@ -57,7 +57,7 @@ class SamplingRow(Protocol):
         """The token sequences that must not be completed."""
 
     @property
-    def guide(self) -> Guide | None:
+    def guide(self) -> TokenMask | None:
         """The structural constraint."""
 
 

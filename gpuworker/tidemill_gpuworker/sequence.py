@@ -12,6 +12,7 @@ from tidemill_gpuworker.guide import Guide
 if TYPE_CHECKING:
     # It loads torch, which is slow and not needed by what decides which sequences run.
     from tidemill_gpuworker.sampling_row import SamplingState
+    from tidemill_gpuworker.speculation.ngram import TokenHistory
 
 
 class SequenceStatus(Enum):
@@ -50,12 +51,17 @@ class Sequence:
     num_resumed_tokens: int = 0
     #: Which of its job's outputs this is.
     choice: int = 0
+    #: Sequences of the same prompt that part from this one at its first token; the engine starts
+    #: them then.
+    followers: "list[Sequence]" = field(default_factory=list)
     #: Token sequences that must not be completed.
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     #: Which tokens a structural constraint allows next; None without one.
     guide: Guide | None = None
     #: What the sampler keeps from step to step.
     sampling_state: "SamplingState | None" = None
+    #: What the drafter keeps from step to step.
+    history: "TokenHistory | None" = None
     #: Of the prompt's tokens, as far as they are known; the model runner sets them.
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     #: Length of the text that was published with these; None if it is what they make certain.

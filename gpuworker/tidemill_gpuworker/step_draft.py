@@ -1,6 +1,7 @@
 """A step plan in the making."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tidemill_gpuworker.block_copies import NO_COPIES, BlockCopies
 from tidemill_gpuworker.sequence import Sequence
@@ -44,6 +45,24 @@ class StepDraft:
         self.token_budget -= num_tokens
         if self._time is not None:
             self._time.spend(item.start, num_tokens)
+
+    def room_behind(self, seq: Sequence, wanted: int) -> int:
+        """Return how many tokens more of a scheduled sequence the step can hold."""
+        return self.room(self._items[seq.seq_id].end, wanted)
+
+    def is_single(self, seq: Sequence) -> bool:
+        """Whether exactly one token of ``seq`` is scheduled."""
+        item = self._items.get(seq.seq_id)
+        return item is not None and item.num_tokens == 1
+
+    def append(self, seq: Sequence, drafted: tuple[int, ...]) -> None:
+        """Add guesses behind the tokens of a scheduled sequence."""
+        item = self._items[seq.seq_id]
+        num_tokens = item.num_tokens + len(drafted)
+        self._items[seq.seq_id] = replace(item, num_tokens=num_tokens, draft=drafted)
+        self.token_budget -= len(drafted)
+        if self._time is not None:
+            self._time.spend(item.end, len(drafted))
 
     def withdraw(self, seq: Sequence) -> None:
         """Note that ``seq`` was preempted; if it was scheduled its tokens return to the budget.

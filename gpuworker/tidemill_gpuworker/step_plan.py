@@ -8,16 +8,30 @@ from tidemill_gpuworker.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """``num_tokens`` tokens of one sequence from position ``start``, which all have KV blocks."""
+    """``num_tokens`` tokens of one sequence from position ``start``, which all have KV blocks.
+
+    The last of them are ``draft``, guesses of what follows the known tokens.
+    """
 
     seq: Sequence
     start: int
     num_tokens: int
+    draft: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
         """Position after the last scheduled token: the context length of this step."""
         return self.start + self.num_tokens
+
+    @property
+    def known_end(self) -> int:
+        """Position after the last scheduled token that is known."""
+        return self.end - len(self.draft)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The scheduled tokens, [num_tokens]."""
+        return self.seq.token_slice(self.start, self.known_end) + list(self.draft)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -30,7 +44,7 @@ class ScheduledSequence:
 
         True until the sampled token is appended.
         """
-        return self.end == self.seq.num_tokens
+        return self.known_end == self.seq.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,5 +73,10 @@ class StepPlan:
 
     @property
     def sampling(self) -> tuple[ScheduledSequence, ...]:
-        """The sequences that get a new token from this step, in order."""
+        """The sequences that get new tokens from this step, in order."""
         return tuple(item for item in self.scheduled if item.samples)
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether any of its tokens are guesses."""
+        return any(item.draft for item in self.scheduled)

@@ -10,10 +10,12 @@ from tidemill_gpuworker.kv_waste import measure_kv_use
 from tidemill_gpuworker.length_check import check_length
 from tidemill_gpuworker.sequence import PriorityClass, Sequence, SequenceStatus
 from tidemill_gpuworker.slot_preemption import SlotPreemption
+from tidemill_gpuworker.speculation.drafter import Drafter
+from tidemill_gpuworker.speculation.figures import SpeculationFigures
 from tidemill_gpuworker.static_batch import StaticBatch
 from tidemill_gpuworker.step_config import StepConfig
 from tidemill_gpuworker.step_draft import StepDraft
-from tidemill_gpuworker.step_plan import StepPlan
+from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
 from tidemill_gpuworker.time_budget import TimeBudget
 from tidemill_gpuworker.waiting_queue import WaitingQueue, urgency
 
@@ -34,11 +36,15 @@ class StepScheduler:
     either are admitted in the same step, after the leader's tokens, or wait until its next block
     is the one they lack no more.
 
+    With a ``drafter``, decodes get what room a step has left for guesses of their next tokens.
+
     One step at a time: each plan that is not empty goes back through ``update`` or ``fail`` before
     anything else is called.
     """
 
-    def __init__(self, config: StepConfig, block_manager: BlockManager) -> None:
+    def __init__(
+        self, config: StepConfig, block_manager: BlockManager, drafter: Drafter | None = None
+    ) -> None:
         self.config = config
         self.block_manager = block_manager
         #: By which the duration of a step is predicted; the engine improves on it.
@@ -47,6 +53,8 @@ class StepScheduler:
         #: Known tokens of sequences at their first admission, and how many of them were cached.
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
+        self.speculation = SpeculationFigures()
+        self._drafter = drafter
         self._waiting = WaitingQueue()
         # In order of admission.
         self._running: dict[str, Sequence] = {}
@@ -111,6 +119,26 @@ class StepScheduler:
         self._sequences[seq.seq_id] = seq
         self._waiting.push(seq)
 
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Take in a sequence, between steps, that begins with the computed tokens of another one.
+
+        It shares the blocks of that one, or, if all places are taken, waits for one and finds then
+        what is cached.
+        """
+        assert self._plan is None, "sequences are forked between steps only"
+        assert child.seq_id not in self._sequences, f"{child.seq_id} was added before"
+        child.arrival = self._num_added
+        self._num_added += 1
+        self._sequences[child.seq_id] = child
+        child.num_cached_tokens = parent.num_cached_tokens
+        is_full = len(self._running) >= self.config.max_num_seqs
+        if is_full or parent.status is not SequenceStatus.RUNNING:
+            self._waiting.push(child)
+            return
+        child.status = SequenceStatus.RUNNING
+        self._running[child.seq_id] = child
+        self.block_manager.fork(parent, child)
+
     def abort(self, seq_id: str) -> Sequence | None:
         """Drop a sequence and free its blocks; None if it is not here."""
         assert self._plan is None, "sequences are aborted between steps only"
@@ -152,6 +180,7 @@ class StepScheduler:
         self._prefill(PriorityClass.STANDARD, prefills, draft)
         self._prefill(PriorityClass.BATCH, prefills, draft)
         self._pause.count(is_pause=any(seq not in draft for seq in paused))
+        self._speculate(draft)
         plan = draft.plan(self.block_manager.copies)
         self._plan = plan if plan.scheduled else None
         return plan
@@ -159,13 +188,15 @@ class StepScheduler:
     def update(self, plan: StepPlan, sampled: list[tuple[int, ...]]) -> None:
         """End a step that ran; ``sampled`` holds the new tokens of each one in ``plan.sampling``.
 
-        All but the last of a sequence's tokens are ones whose KV entries the step has written.
+        All but the last of a sequence's tokens were drafted: the step has written their KV entries.
         """
         assert plan is self._plan, "this is not the current step"
         self.block_manager.commit_step()
         self._count_prefix_hits(plan)
         for item, token_ids in zip(plan.sampling, sampled, strict=True):
             item.seq.output_ids += token_ids
+            if item.draft:
+                self._settle(item, len(token_ids) - 1)
         self._end_step()
 
     def fail(self, plan: StepPlan) -> None:
@@ -336,6 +367,28 @@ class StepScheduler:
     def _schedule(self, seq: Sequence, num_tokens: int, draft: StepDraft) -> None:
         draft.schedule(seq, num_tokens)
         seq.num_computed_tokens += num_tokens
+
+    def _speculate(self, draft: StepDraft) -> None:
+        """Guess behind decodes, with what tokens and blocks nobody else wants in this step."""
+        if self._drafter is None or not self._drafter.is_on(len(self._running)):
+            return
+        for seq in self.running:
+            if not draft.token_budget:
+                break
+            if draft.is_single(seq) and not seq.num_uncomputed_tokens:
+                drafted = self._drafter.draft(seq)
+                room = draft.room_behind(seq, len(drafted))
+                if room:
+                    room = self.block_manager.allocate_draft(seq, room)
+                if room:
+                    draft.append(seq, drafted[:room])
+
+    def _settle(self, item: ScheduledSequence, num_accepted: int) -> None:
+        self.block_manager.settle_draft(item.seq, num_accepted)
+        item.seq.num_computed_tokens += num_accepted
+        if self._batch is None:
+            self.block_manager.trim(item.seq)
+        self.speculation.count(len(item.draft), num_accepted)
 
     def _count_prefix_hits(self, plan: StepPlan) -> None:
         starts = {item.seq.seq_id: item.start for item in plan.scheduled}

@@ -34,6 +34,13 @@ class TokenCounts:
         """How often each of ``ids`` was generated, [tokens]."""
         return self._counts[: len(self._places)]
 
+    def copy(self) -> "TokenCounts":
+        """Return counts that go their own way."""
+        twin = TokenCounts()
+        twin._places, twin._num_counted = dict(self._places), self._num_counted
+        twin._ids, twin._counts = self._ids.copy(), self._counts.copy()
+        return twin
+
     def count(self, output_ids: Several[int]) -> None:
         """Take in what was generated since; ``output_ids`` is everything generated so far."""
         for token_id in output_ids[self._num_counted :]:

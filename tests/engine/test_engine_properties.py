@@ -6,13 +6,22 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.fake_engine import FakeProcessor, FakeRunner, FakeSampler, generate, make_seq
+from support.fake_engine import (
+    VOCAB_SIZE,
+    FakeProcessor,
+    FakeRunner,
+    FakeSampler,
+    generate,
+    make_seq,
+)
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.engine import Engine
 from tidemill_gpuworker.places import NO_BLOCK
 from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.speculation.config import SpeculativeConfig
+from tidemill_gpuworker.speculation.drafter import Drafter
 from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_plan import StepPlan
+from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
 from tidemill_gpuworker.step_scheduler import StepScheduler
 
 #: No workload below needs more steps unless somebody starves.
@@ -47,6 +56,12 @@ class Limits:
     swaps_first: bool = False
     window: int | None = None
     static: bool = False
+    num_drafted: int = 0
+
+    @property
+    def vocab_size(self) -> int:
+        """So few that guesses often come true, where there are any."""
+        return 2 if self.num_drafted else VOCAB_SIZE
 
     @property
     def max_model_len(self) -> int:
@@ -72,7 +87,15 @@ class Limits:
             swap_on_preemption=self.swaps_first,
             window=self.window,
         )
-        return StepScheduler(config, blocks)
+        return StepScheduler(config, blocks, self.make_drafter())
+
+    def make_drafter(self) -> Drafter | None:
+        if not self.num_drafted:
+            return None
+        config = SpeculativeConfig(
+            num_speculative_tokens=self.num_drafted, prompt_lookup_max=4, prompt_lookup_min=1
+        )
+        return Drafter(config, self.max_model_len)
 
 
 @st.composite
@@ -105,6 +128,7 @@ LIMITS = st.builds(
     swaps_first=st.booleans(),
     window=st.sampled_from([None, None, None, 1, 3, 8]),
     static=st.sampled_from([False, False, False, False, True]),
+    num_drafted=st.sampled_from([0, 0, 1, 3, 7]),
 )
 FAILURES = st.sets(st.integers(1, 25), max_size=4)
 
@@ -112,9 +136,9 @@ FAILURES = st.sets(st.integers(1, 25), max_size=4)
 class CheckedRunner(FakeRunner):
     """Checks each plan before it runs it."""
 
-    def __init__(self, scheduler: StepScheduler) -> None:
+    def __init__(self, scheduler: StepScheduler, vocab_size: int) -> None:
         blocks = scheduler.block_manager
-        super().__init__(blocks.num_blocks, blocks.block_size, blocks.window)
+        super().__init__(blocks.num_blocks, blocks.block_size, blocks.window, vocab_size)
         self.scheduler = scheduler
 
     def execute(self, plan: StepPlan) -> list[int]:
@@ -130,9 +154,11 @@ class CheckedRunner(FakeRunner):
         assert len(self.scheduler.running) <= config.max_num_seqs
         for item in plan.scheduled:
             assert item.num_tokens >= 1
-            assert item.end == item.seq.num_computed_tokens <= item.seq.num_tokens
+            assert item.known_end == item.seq.num_computed_tokens <= item.seq.num_tokens
+            num_known = item.num_tokens - len(item.draft)
+            assert not item.draft or num_known == 1
             if config.enable_chunked_prefill and config.long_prefill_token_threshold:
-                assert item.num_tokens <= config.long_prefill_token_threshold
+                assert num_known <= config.long_prefill_token_threshold
             assert config.enable_chunked_prefill or item.samples
 
     def check_order(self, plan: StepPlan) -> None:
@@ -147,7 +173,7 @@ class CheckedRunner(FakeRunner):
         for seq in self.scheduler.running:
             for block, content in self.contents(seq):
                 assert contents.setdefault(block, content) == content
-        written = [block for item in plan.scheduled for block in self.written(item.seq, item.start)]
+        written = [block for item in plan.scheduled for block in self.written(item)]
         assert len(written) == len(set(written)), "two sequences write the same block"
 
     def contents(self, seq: Sequence) -> Iterator[tuple[int, object]]:
@@ -161,9 +187,9 @@ class CheckedRunner(FakeRunner):
             else:
                 yield block, seq.seq_id
 
-    def written(self, seq: Sequence, start: int) -> list[int]:
-        end = seq.num_computed_tokens
-        return seq.block_table[start // self.block_size : -(-end // self.block_size)]
+    def written(self, item: ScheduledSequence) -> list[int]:
+        size = self.block_size
+        return item.seq.block_table[item.start // size : -(-item.end // size)]
 
 
 class Workload:
@@ -171,7 +197,7 @@ class Workload:
 
     def __init__(self, limits: Limits, jobs: list[Job]) -> None:
         self.scheduler = limits.make_scheduler()
-        self.runner = CheckedRunner(self.scheduler)
+        self.runner = CheckedRunner(self.scheduler, limits.vocab_size)
         self.engine = Engine(self.runner, FakeSampler(), self.scheduler, self.make_processor)
         self.jobs = [(job, self.make_seq(job)) for job in jobs]
         self.told: dict[str, list[int]] = {seq.seq_id: [] for _, seq in self.jobs}
@@ -230,7 +256,8 @@ def test_every_sequence_gets_its_own_tokens_and_every_block_comes_back(
     work.run()
 
     for _, seq in work.jobs:
-        expected = generate(seq.prompt_ids, work.num_wanted(seq), limits.window)
+        num_wanted = work.num_wanted(seq)
+        expected = generate(seq.prompt_ids, num_wanted, limits.window, limits.vocab_size)
         told = work.told[seq.seq_id]
         if seq.seq_id in work.aborted:
             assert told == expected[: len(told)]

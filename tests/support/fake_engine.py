@@ -20,17 +20,23 @@ VOCAB_SIZE = 50_000
 _numbers = count()
 
 
-def next_token(history: List[int]) -> int:
+def next_token(history: List[int], vocab_size: int = VOCAB_SIZE) -> int:
     """The token that the fake model generates after ``history``."""
     digest = sha256(repr(list(history)).encode()).digest()
-    return int.from_bytes(digest[:4], "big") % VOCAB_SIZE
+    return int.from_bytes(digest[:4], "big") % vocab_size
 
 
-def generate(prompt: List[int], num_tokens: int, window: int | None = None) -> list[int]:
+def generate(
+    prompt: List[int],
+    num_tokens: int,
+    window: int | None = None,
+    vocab_size: int = VOCAB_SIZE,
+) -> list[int]:
     """What a sequence must generate, computed without any engine."""
     history = list(prompt)
     for _ in range(num_tokens):
-        history.append(next_token(history if window is None else history[-window:]))
+        seen = history if window is None else history[-window:]
+        history.append(next_token(seen, vocab_size))
     return history[len(prompt) :]
 
 
@@ -39,10 +45,18 @@ class FakeRunner:
 
     ``fail_before`` and ``fail_after`` are numbers of steps that raise before or after they have
     written to the cache.  Swap slots are lists of their own, so copies can go wrong too.
+    With few tokens in the vocabulary it repeats itself, so that guesses come true.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, window: int | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        window: int | None = None,
+        vocab_size: int = VOCAB_SIZE,
+    ) -> None:
         self.block_size = block_size
+        self.vocab_size = vocab_size
         self.window = window
         self.cache: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.tier: dict[int, list[int | None]] = {}
@@ -51,7 +65,10 @@ class FakeRunner:
         self.fail_after: set[int] = set()
 
     def execute(self, plan: StepPlan) -> list[int]:
-        """Return, in place of logits, the next token of each sampled sequence."""
+        """Return, in place of logits, the next tokens of each sampled sequence.
+
+        One behind its known tokens, and one behind each token of its draft.
+        """
         self.plans.append(plan)
         number = len(self.plans)
         if number in self.fail_before:
@@ -61,7 +78,11 @@ class FakeRunner:
             self._store(item)
         if number in self.fail_after:
             raise RuntimeError(f"step {number} fails after it computed")
-        return [next_token(self._load(item)) for item in plan.sampling]
+        return [
+            next_token(self._load(item, end), self.vocab_size)
+            for item in plan.sampling
+            for end in range(item.known_end, item.end + 1)
+        ]
 
     def _copy(self, copies: BlockCopies) -> None:
         for copy in copies.outs:
@@ -72,15 +93,14 @@ class FakeRunner:
             self.cache[copy.target] = list(self.tier[copy.source])
 
     def _store(self, item: ScheduledSequence) -> None:
-        tokens = item.seq.token_slice(item.start, item.end)
-        for position, token in enumerate(tokens, item.start):
+        for position, token in enumerate(item.token_ids, item.start):
             block, offset = divmod(position, self.block_size)
             self.cache[item.seq.block_table[block]][offset] = token
 
-    def _load(self, item: ScheduledSequence) -> list[int]:
+    def _load(self, item: ScheduledSequence, end: int) -> list[int]:
         tokens = []
-        first = 0 if self.window is None else max(0, item.end - self.window)
-        for position in range(first, item.end):
+        first = 0 if self.window is None else max(0, end - self.window)
+        for position in range(first, end):
             block, offset = divmod(position, self.block_size)
             assert item.seq.block_table[block] >= 0, f"the block of position {position} is gone"
             token = self.cache[item.seq.block_table[block]][offset]

@@ -195,6 +195,12 @@ class FixedGuide:
             words[token // 32] |= np.uint32(1) << np.uint32(token % 32)
         row.copy_(torch.from_numpy(words.view(np.int32)))
 
+    def count_allowed(self, token_ids: Several[int]) -> int:
+        return next((n for n, t in enumerate(token_ids) if t not in self._allowed), len(token_ids))
+
+    def rollback(self, num_tokens: int) -> None:
+        """Nothing moves it."""
+
     def accept(self, token_id: int) -> None:
         assert token_id in self._allowed
 

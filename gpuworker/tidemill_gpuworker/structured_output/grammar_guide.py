@@ -47,6 +47,10 @@ class GrammarGuide:
                 fix="Make it simpler.",
             )
 
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """Return how many of these tokens may come one after another; the guide does not move."""
+        return self._matcher.validate_tokens(list(token_ids))
+
     def accept(self, token_id: int) -> None:
         """Advance by a token that was generated; raises ``ValueError`` if it may not come."""
         if not self._matcher.consume_token(token_id):

@@ -1,0 +1,1 @@
+"""Speculative decoding: tokens are guessed, computed in one step, and kept if they come true."""
