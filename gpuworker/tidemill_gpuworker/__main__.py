@@ -1,4 +1,4 @@
-"""The worker process: ``python -m tidemill_gpuworker --model DIR``."""
+"""The worker process: ``python -m tidemill_gpuworker --model MODEL``."""
 
 import os
 
@@ -9,6 +9,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tidemill.protocol.calls import RetryPause
 from tidemill.protocol.errors import ConfigError, ModelError, TidemillError
@@ -18,6 +19,8 @@ from tidemill.service.metrics import MetricsServer
 from tidemill.service.redis import check_server, connect
 from tidemill.service.runtime import Drain, exit_with_parent
 from tidemill.service.step_log import StepLog
+from tidemill_gpuworker.demo_progress import TerminalReport
+from tidemill_gpuworker.model_finder import find_model_dir
 from tidemill_gpuworker.served_model import ServedModel
 from tidemill_gpuworker.worker_config import WorkerConfig, parse_config
 from tidemill_gpuworker.worker_process import ProcessConfig, WorkerProcess
@@ -53,6 +56,7 @@ def _serve(config: WorkerConfig) -> bool:
     # Imported here: torch takes seconds, which a wrong flag or --help need not wait for.
     from tidemill_gpuworker.task_setup import load_served_model
 
+    config = _with_model(config)
     with contextlib.ExitStack() as open_files:
         steps = open_files.enter_context(StepLog(config.step_log)) if config.step_log else None
         model = load_served_model(config, *([steps.write] if steps else []))
@@ -61,6 +65,12 @@ def _serve(config: WorkerConfig) -> bool:
             done = process.run(drain, on_ready=lambda: _announce(config, model))
     _log.info("worker %s has left", model.info.worker_id)
     return done
+
+
+def _with_model(config: WorkerConfig) -> WorkerConfig:
+    with TerminalReport() as report:
+        found = find_model_dir(config.model, config.service.cache_dir, report)
+    return replace(config, model_dir=found)
 
 
 def process_config(config: WorkerConfig) -> ProcessConfig:

@@ -5,18 +5,14 @@ GGUF of a pinned wheel; later ones import neither torch nor transformers.
 """
 
 import argparse
-import fcntl
 import json
-import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 from tidemill.protocol.errors import (
-    ConfigError,
     DamagedModel,
     ModelError,
     ModelNotFound,
@@ -24,9 +20,10 @@ from tidemill.protocol.errors import (
 )
 from tidemill.service.config import load_config
 from tidemill_gpuworker import demo_wheel
-from tidemill_gpuworker.demo_conversion import convert
 from tidemill_gpuworker.demo_interrupt import one_interrupt
 from tidemill_gpuworker.demo_progress import ProgressReport, SilentReport, TerminalReport
+from tidemill_gpuworker.gguf_conversion import convert
+from tidemill_gpuworker.model_cache import lock, writable
 
 MODEL_NAME = "smollm2-135m-instruct"
 MANIFEST_NAME = "tidemill-manifest.json"
@@ -34,6 +31,7 @@ MANIFEST_NAME = "tidemill-manifest.json"
 #: Raised whenever the conversion's outcome changes, so that old directories are made anew.
 _FORMAT = 1
 _SCRATCH_PREFIX = f"{MODEL_NAME}-"
+_WAITING = "Waiting for another process that prepares the demo model"
 
 
 def demo_model_dir(cache_dir: Path, report: ProgressReport | None = None) -> Path:
@@ -47,7 +45,7 @@ def demo_model_dir(cache_dir: Path, report: ProgressReport | None = None) -> Pat
     target = cache_dir / "models" / MODEL_NAME
     if is_complete(target):
         return target
-    with _writable(cache_dir), _lock(target.with_suffix(".lock"), report):
+    with writable(cache_dir), lock(target.with_suffix(".lock"), report, _WAITING):
         flaw = _find_flaw(target)
         if flaw is not None:
             try:
@@ -152,34 +150,6 @@ def _write_manifest(directory: Path) -> None:
         "files": files,
     }
     (directory / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2) + "\n")
-
-
-@contextmanager
-def _writable(cache_dir: Path) -> Iterator[None]:
-    try:
-        (cache_dir / "models").mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"the cache directory {cache_dir} cannot be used: {error.strerror or error}",
-            fix="Set TIDEMILL_CACHE_DIR to a writable directory with 500 MB to spare.",
-        ) from error
-
-
-@contextmanager
-def _lock(path: Path, report: ProgressReport) -> Iterator[None]:
-    # The kernel drops the lock if its holder is killed; what it left half-made is a scratch
-    # directory beside the model, never the model.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report.phase("Waiting for another process that prepares the demo model")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 if __name__ == "__main__":

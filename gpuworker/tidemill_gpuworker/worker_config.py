@@ -10,13 +10,15 @@ from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE
 from tidemill.protocol.sampling import ALL_LOGPROBS, DEFAULT_MAX_LOGPROBS
 from tidemill.service.config import ServiceConfig
+from tidemill.service.model_name import default_served_name
 from tidemill_gpuworker.step_config import SchedulingMode
 
 _DESCRIPTION = """\
 Serve one model: take jobs from the broker, generate, and write the tokens back.
 
-The model is a local Hugging Face directory with safetensors weights and tokenizer.json. Start one
-worker per GPU, or per group of CPU cores; they share the queue. SIGTERM drains the worker: running
+The model is a local Hugging Face directory with safetensors weights and tokenizer.json; or a GGUF
+file, which is converted once; or a name on a hub, which is downloaded once. Start one worker per
+GPU, or per group of CPU cores; they share the queue. SIGTERM drains the worker: running
 jobs end or, after --drain-seconds, go back to the queue with the tokens they have.
 """
 _EPILOG = """\
@@ -45,13 +47,15 @@ QUANTIZATIONS = (
 class WorkerConfig:
     """How one model is served; names and meanings of the engine's settings are vLLM's.
 
-    A None is decided when device and model are known.
+    A None is decided when device and model are known.  ``model`` is what the command line says;
+    until it is found, by ``model_finder``, ``model_dir`` is no more than that as a path.
     """
 
     model_dir: Path
     served_model_name: str
     redis_url: str
     service: ServiceConfig
+    model: str = ""
     task: str = "auto"
     model_impl: ModelImpl = "auto"
     device: str = "auto"
@@ -94,21 +98,26 @@ def parse_config(arguments: Sequence[str], service: ServiceConfig) -> WorkerConf
             "the worker does not know its broker",
             fix="Give --redis-url or set TIDEMILL_REDIS_URL; `tidemill up` does it for you.",
         )
-    model_dir = values.pop("model")
-    name = values.pop("served_model_name") or model_dir.resolve().name
+    model = values.pop("model")
+    name = values.pop("served_model_name") or default_served_name(model)
     return WorkerConfig(
-        model_dir=model_dir, served_model_name=name, redis_url=redis_url, service=service, **values
+        model=model,
+        model_dir=Path(model).expanduser(),
+        served_model_name=name,
+        redis_url=redis_url,
+        service=service,
+        **values,
     )
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message, fix="See python -m tidemill_gpuworker --help.")
+        raise ConfigError(message, fix="See tidemill worker --help.")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="python -m tidemill_gpuworker",
+        prog="tidemill worker",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -123,10 +132,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_model_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--model", type=Path, required=True, metavar="DIR", help="directory of the model"
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help="directory of the model, its GGUF file, or its name on a hub:"
+        " organisation/name[@revision]",
     )
     group.add_argument(
-        "--served-model-name", metavar="NAME", help="name that jobs ask for (the directory's name)"
+        "--served-model-name", metavar="NAME", help="name that jobs ask for (the model's own)"
     )
     group.add_argument(
         "--task",

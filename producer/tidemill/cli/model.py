@@ -1,4 +1,4 @@
-"""Which model to serve: a directory given by the user, or the demo model."""
+"""Which model to serve: what the user names, or the demo model."""
 
 import importlib.util
 import subprocess
@@ -7,9 +7,11 @@ from pathlib import Path
 
 from tidemill.cli.child import ERROR_PREFIX
 from tidemill.protocol.errors import ConfigError, ModelNotFound
+from tidemill.service.model_name import default_served_name
 
 DEMO_MODEL_NAME = "smollm2-135m-instruct"
 _DEMO_MODULE = "tidemill_gpuworker.demo_model"
+_FINDER_MODULE = "tidemill_gpuworker.model_finder"
 
 
 def require_extras(*modules: str) -> None:
@@ -25,23 +27,23 @@ def require_extras(*modules: str) -> None:
 def find_model(model: str | None, cache_dir: Path, *, quiet: bool = False) -> tuple[Path, str]:
     """Return directory and served name of ``model``, or of the demo model if None.
 
-    Raises ``ModelNotFound`` with the reason.  The demo model is fetched and converted once.
+    ``model`` is a directory, a GGUF file, or a name on a hub; the last two, and the demo model, are
+    converted or fetched once.  Raises ``ModelNotFound`` with the reason.
     """
     if model is None:
-        return _demo_model(cache_dir, quiet=quiet), DEMO_MODEL_NAME
+        return _prepared(_DEMO_MODULE, [], cache_dir, quiet=quiet), DEMO_MODEL_NAME
     path = Path(model).expanduser()
-    if not path.is_dir():
-        raise ModelNotFound(
-            f"model: {model!r} is not a directory",
-            fix="Give a Hugging Face model directory, or leave --model out for the demo model.",
-        )
-    return path.resolve(), path.resolve().name
+    if (path / "config.json").is_file():
+        return path.resolve(), path.resolve().name
+    found = _prepared(_FINDER_MODULE, [model], cache_dir, quiet=quiet)
+    return found.resolve(), default_served_name(model)
 
 
-def _demo_model(cache_dir: Path, *, quiet: bool) -> Path:
+def _prepared(module: str, arguments: list[str], cache_dir: Path, *, quiet: bool) -> Path:
     # Its standard error is ours, for the progress; an error comes with the output, to be told once.
-    command = [sys.executable, "-m", _DEMO_MODULE, "--cache-dir", str(cache_dir)]
+    command = [sys.executable, "-m", module, "--cache-dir", str(cache_dir)]
     command += ["--error-to-stdout", *(["--quiet"] if quiet else [])]
+    command += ["--", *arguments] if arguments else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             last = process.communicate()[0].strip().rpartition("\n")[2]
@@ -53,5 +55,5 @@ def _demo_model(cache_dir: Path, *, quiet: bool) -> Path:
     if process.returncode == 0:
         return Path(last)
     if not last.startswith(ERROR_PREFIX):
-        last = f"the preparation of the demo model ended with status {process.returncode}"
+        last = f"the preparation of the model ended with status {process.returncode}"
     raise ModelNotFound(last.removeprefix(ERROR_PREFIX))

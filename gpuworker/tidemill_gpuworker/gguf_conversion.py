@@ -1,4 +1,4 @@
-"""Turn the demo model's GGUF into a Hugging Face directory, in a process of its own.
+"""Turn a GGUF file into a Hugging Face directory, in a process of its own.
 
 That process alone imports transformers' loaders, and gives their memory back when it ends.
 """
@@ -13,6 +13,7 @@ from tidemill.protocol.errors import ModelError
 from tidemill_gpuworker.demo_interrupt import child
 
 _CHAT_TEMPLATE_FIELD = "tokenizer.chat_template"
+_PRE_TOKENIZER_FIELD = "tokenizer.ggml.pre"
 
 #: The source is a local file, so nothing may ask a hub; progress is the caller's to show.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "OMP_WAIT_POLICY": "passive"}
@@ -23,14 +24,15 @@ def convert(gguf: Path, out: Path) -> None:
 
     Raises ``ModelError`` with the reason if it cannot be done.
     """
-    module = "tidemill_gpuworker.demo_conversion"
+    module = "tidemill_gpuworker.gguf_conversion"
     command = [sys.executable, "-m", module, str(gguf), str(out)]
     status, said = _run(command)
     if status:
         lines = said.strip().splitlines()
         raise ModelError(
-            f"the demo model could not be converted: {lines[-1] if lines else status}",
-            fix="Check that the packages of tidemill[worker] are installed.",
+            f"{gguf.name} could not be converted: {lines[-1] if lines else status}",
+            fix="Check that the packages of tidemill[worker] are installed, and that transformers"
+            " reads GGUF files of this architecture.",
         )
 
 
@@ -69,19 +71,26 @@ def _load_tokenizer(gguf: Path) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    _split_digits(tokenizer.backend_tokenizer)
+    reader = GGUFReader(gguf)
+    if _contents(reader, _PRE_TOKENIZER_FIELD) == "smollm":
+        _split_digits(tokenizer.backend_tokenizer)
     if tokenizer.chat_template is None:
-        tokenizer.chat_template = GGUFReader(gguf).get_field(_CHAT_TEMPLATE_FIELD).contents()
+        tokenizer.chat_template = _contents(reader, _CHAT_TEMPLATE_FIELD)
     for loading_option in ("is_local", "local_files_only"):
         tokenizer.init_kwargs.pop(loading_option, None)
     return tokenizer
 
 
+def _contents(reader: Any, name: str) -> Any:
+    field = reader.get_field(name)
+    return None if field is None else field.contents()
+
+
 def _split_digits(backend: Any) -> None:
     from tokenizers import pre_tokenizers as pre
 
-    # The GGUF names its pre-tokenizer "smollm": digits stand alone, then GPT-2's byte level. The
-    # GGUF loader knows the second half only, which shows where several spaces precede a digit.
+    # "smollm" means: digits stand alone, then GPT-2's byte level. The GGUF loader knows the second
+    # half only, which shows where several spaces precede a digit.
     backend.pre_tokenizer = pre.Sequence(
         [pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False)]
     )
@@ -99,7 +108,8 @@ def _agree_on_special_tokens(model: Any, tokenizer: Any) -> None:
         setattr(model.config, name, token_id)
     model.config.name_or_path = ""
     model.generation_config = GenerationConfig(**ids, do_sample=False)
-    tokenizer.model_max_length = model.config.max_position_embeddings
+    limit = getattr(model.config, "max_position_embeddings", None)
+    tokenizer.model_max_length = limit or tokenizer.model_max_length
 
 
 if __name__ == "__main__":
