@@ -11,10 +11,14 @@ from tidemill.protocol.messages import FinishedSequence, JobEnd, Usage
 from tidemill.protocol.states import FinishReason, JobState
 from tidemill.protocol.structured import StructuredOutput
 from tidemill_gpuworker import metrics
+from tidemill_gpuworker.choice_group import ChoiceGroup
 from tidemill_gpuworker.claims import Claim, Refusal
 from tidemill_gpuworker.engine_probe import probe, smallest_sequence
 from tidemill_gpuworker.failures import Failure, failure_of
+from tidemill_gpuworker.group_engine import GroupEngine
+from tidemill_gpuworker.group_output import GroupOutput
 from tidemill_gpuworker.isolation import Isolation
+from tidemill_gpuworker.job_work import sequences_of, work_of
 from tidemill_gpuworker.jobs import Job
 from tidemill_gpuworker.kind_work import JobEngine, KindClaim, KindWork, Work, WorkOutput
 from tidemill_gpuworker.outbox import Generated, Update
@@ -54,7 +58,7 @@ class JobRunner:
         kinds: KindWork | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine = engine
+        self._engine = GroupEngine(engine)
         self._grammars = GrammarDesk(None) if grammars is None else grammars
         self._kinds = kinds
         self._publisher = publisher
@@ -79,8 +83,13 @@ class JobRunner:
 
     @property
     def num_held(self) -> int:
-        """Jobs kept out of the engine: for their grammars, or while a faulty one is looked for."""
-        return self._isolation.num_held + len(self._grammars)
+        """Sequences kept out of the engine's queue.
+
+        For their grammars, for the prompt that they share with another one, or while a faulty job
+        is looked for.
+        """
+        num_jobs = self._isolation.num_held + len(self._grammars)
+        return num_jobs + self._engine.num_followers
 
     @property
     def jobs(self) -> list[Job]:
@@ -146,6 +155,7 @@ class JobRunner:
                 finish_reason=str(output.finish.reason),
                 stop_reason=output.finish.stop_reason,
                 usage=_usage(output.seq),
+                choices=output.ends if isinstance(output, GroupOutput) else (),
             )
             prompt = _scored_prompt(output.seq)
             metrics.ENDED_JOBS.labels(end.state).inc()
@@ -160,6 +170,7 @@ class JobRunner:
             output.logprobs,
             prompt,
             output.outcome,
+            output.choice if isinstance(output, GroupOutput) else 0,
         )
 
     def _note_first_token(self, job_id: str, output: WorkOutput) -> None:
@@ -186,13 +197,13 @@ class JobRunner:
 
     def _enter(self, job_id: str) -> None:
         claim = self._running[job_id].claim
-        generated = self._publisher.generated(claim.job)
+        generated = self._generated(claim)
         if generated is None:
             # Lost a moment ago; the message about it is on its way.
             self._depart(job_id, self._remove(job_id))
             return
         try:
-            self._engine.add(self._work(claim, generated))
+            self._engine.add(self._work(claim, *generated))
             self._in_engine[job_id] = None
         except Exception as error:
             # The outermost frame of one job, as in ``step``: its output cannot be replayed.
@@ -201,13 +212,21 @@ class JobRunner:
             self._remove(job_id)
             self._fail(claim.job, failure_of(error, "the job cannot be started"))
 
-    def _work(self, claim: Claim | KindClaim, generated: Generated) -> Work:
+    def _generated(self, claim: Claim | KindClaim) -> list[Generated] | None:
+        num = 1 if isinstance(claim, KindClaim) else claim.request.params.n
+        found = [self._publisher.generated(claim.job, choice) for choice in range(num)]
+        generated = [each for each in found if each is not None]
+        return generated if len(generated) == num else None
+
+    def _work(self, claim: Claim | KindClaim, *generated: Generated) -> Work:
         if isinstance(claim, KindClaim):
             assert self._kinds is not None, "such claims come from the kinds"
-            return self._kinds.start(claim, generated)
-        seq, grammar = _sequence(claim, generated), self._running[claim.job.job_id].grammar
-        seq.guide = grammar.guide(generated.ids) if grammar else None
-        return seq
+            return self._kinds.start(claim, generated[0])
+        work = work_of(claim, generated)
+        if grammar := self._running[claim.job.job_id].grammar:
+            for seq in sequences_of(work):
+                seq.guide = grammar.guide(seq.output_ids)
+        return work
 
     def _remove(self, job_id: str) -> Work | None:
         self._running.pop(job_id, None)
@@ -252,7 +271,7 @@ class JobRunner:
     def _convict(self, job_id: str, error: Exception) -> None:
         smallest = self._kinds.smallest if self._kinds else smallest_sequence
         # A broken engine proves nothing against the job: it goes back as it came, with the others.
-        if (fault := probe(self._engine, smallest)) is not None:
+        if (fault := probe(self._engine.inner, smallest)) is not None:
             self.fault = EngineFailed(
                 f"the engine fails on everything, last with {type(fault).__name__}: {fault}",
                 fix="Start the worker again; look at its device if that does not help.",
@@ -272,33 +291,19 @@ class JobRunner:
 
     def _end_failed(self, job: Job, reason: str) -> None:
         _log.warning("%s: failed: %s", job.job_id, reason)
-        generated = self._publisher.generated(job)
         end = JobEnd(
             state=JobState.FAILED,
             finish_reason=FinishReason.ERROR,
             error=reason,
-            usage=Usage(completion_tokens=len(generated.ids) if generated else 0),
+            usage=Usage(completion_tokens=self._publisher.num_tokens(job)),
         )
         metrics.ENDED_JOBS.labels(end.state).inc()
         self._publisher.publish([Update(job.job_id, end=end)])
 
 
-def _sequence(claim: Claim, generated: Generated) -> Sequence:
-    return Sequence(
-        seq_id=claim.job.job_id,
-        prompt_ids=list(claim.prompt_ids),
-        params=claim.request.params,
-        seed=claim.seed,
-        extra_keys=claim.extra_keys,
-        bad_word_ids=claim.bad_word_ids,
-        priority=claim.request.priority,
-        output_ids=generated.ids,
-        num_resumed_tokens=len(generated.ids),
-        num_published_chars=generated.num_chars,
-    )
-
-
 def _scored_prompt(seq: Work) -> ScoredPrompt | None:
+    if isinstance(seq, ChoiceGroup):
+        seq = seq.lead
     if not isinstance(seq, Sequence):
         return None
     if seq.params.prompt_logprobs is None or seq.lacks_prompt_logprobs:

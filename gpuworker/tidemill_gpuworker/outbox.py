@@ -48,8 +48,8 @@ class PublishPolicy:
 class Update:
     """What one step brought for one job: tokens, the text that became certain, perhaps the end.
 
-    ``logprobs`` has one entry per token if the job asked for them.  ``prompt`` and
-    ``outcome`` count with the end.
+    ``logprobs`` has one entry per token if the job asked for them.  All tokens are of one
+    ``choice``.  ``prompt`` and ``outcome`` count with the end.
     """
 
     job_id: str
@@ -59,6 +59,7 @@ class Update:
     logprobs: Sequence[TokenLogprobs] | None = None
     prompt: ScoredPrompt | None = None
     outcome: JobOutcome | None = None
+    choice: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +93,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """All tokens of a job so far, and the length of the text that was told with them."""
+    """All tokens of one choice of a job so far, and the length of the text told with them."""
 
     ids: list[int]
     num_chars: int
@@ -136,12 +137,18 @@ class Outbox:
         if (item := self._items.get(job.job_id)) is not None and item.job == job:
             self._drop(job.job_id)
 
-    def generated(self, job: Job) -> Generated | None:
-        """What the attempt has generated; None if it is not open."""
+    def generated(self, job: Job, choice: int = 0) -> Generated | None:
+        """What the attempt has generated of a choice; None if it is not open."""
         item = self._items.get(job.job_id)
         if item is None or item.job != job:
             return None
-        return Generated(list(item.buffer.ids), item.buffer.num_chars)
+        told = item.buffer.choice(choice)
+        return Generated(list(told.ids), len(told.text))
+
+    def num_tokens(self, job: Job) -> int:
+        """How many tokens of all choices the attempt has generated; 0 if it is not open."""
+        item = self._items.get(job.job_id)
+        return 0 if item is None or item.job != job else item.buffer.num_tokens
 
     def is_ending(self, job: Job) -> bool:
         """Whether the end of this attempt is being written."""
@@ -153,7 +160,7 @@ class Outbox:
         item = self._items.get(update.job_id)
         if item is None:
             return
-        item.buffer.add(update.ids, update.text, update.logprobs)
+        item.buffer.add(update.ids, update.text, update.logprobs, update.choice)
         self.num_unpublished += len(update.ids)
         if update.end is not None:
             item.end, item.prompt, item.outcome = update.end, update.prompt, update.outcome
@@ -249,7 +256,9 @@ class Outbox:
         elif item.last_sent_at is None or item.then is not None:
             item.due_at = now
         else:
-            item.due_at = max(now, item.last_sent_at + self._interval(item))
+            # Each chunk is of one choice.
+            interval = self._interval(item) / max(1, item.buffer.num_waiting_choices)
+            item.due_at = max(now, item.last_sent_at + interval)
 
     def _interval(self, item: Outgoing) -> float:
         if not item.job.stream:

@@ -73,10 +73,15 @@ class Publisher:
         """Whether anything is still to be written."""
         return self.next_due < NEVER
 
-    def generated(self, job: Job) -> Generated | None:
-        """What this and earlier attempts have generated; None if the job is not open."""
+    def generated(self, job: Job, choice: int = 0) -> Generated | None:
+        """What this and earlier attempts generated of a choice; None if the job is not open."""
         with self._lock:
-            return self._outbox.generated(job)
+            return self._outbox.generated(job, choice)
+
+    def num_tokens(self, job: Job) -> int:
+        """How many tokens of all choices this and earlier attempts have generated."""
+        with self._lock:
+            return self._outbox.num_tokens(job)
 
     def is_ending(self, job: Job) -> bool:
         """Whether the end of this attempt is being written: the reply will tell whose it was."""

@@ -52,7 +52,7 @@ from tidemill.protocol.outcomes import Outcome, Segment, Word
 from tidemill.protocol.sampling import RepetitionDetection, SamplingParams
 from tidemill.protocol.states import FinishReason, JobState
 from tidemill.protocol.structured import StructuredOutput
-from tidemill.result import Result
+from tidemill.result import Choice, Result
 from tidemill.status import QueueStatus, Status, WorkerSnapshot
 from tidemill.stream import TokenStream
 
@@ -69,6 +69,7 @@ __all__ = [
     "BrokerUnsupported",
     "CancelCounts",
     "ChatMessage",
+    "Choice",
     "Chunk",
     "ConfigError",
     "EmbedSpec",

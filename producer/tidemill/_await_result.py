@@ -3,7 +3,6 @@
 from tidemill._reads import SEAL, LogPage, Outcome, Read, log_page, outcome
 from tidemill.protocol.codec import decode
 from tidemill.protocol.keys import ShardKeys, keys_of
-from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import JobEnd, TokenChunk
 from tidemill.result import Result, from_log, from_stored, not_found, result_expired
 
@@ -23,16 +22,12 @@ class ResultFollower:
         self.result: Result | None = None
         self._reads_log = False
         self._cursor = ""
-        self._ids: list[int] = []
-        self._text: list[str] = []
-        self._logprobs: list[TokenLogprobs] = []
+        self._chunks: list[TokenChunk] = []
 
     def start_over(self) -> None:
         """Read the job anew, which the server had lost."""
         self._reads_log, self._cursor, self.must_read = False, "", True
-        self._ids.clear()
-        self._text.clear()
-        self._logprobs.clear()
+        self._chunks.clear()
 
     @property
     def channel(self) -> str:
@@ -75,14 +70,10 @@ class ResultFollower:
         for entry_id, fields in page.entries:
             self._cursor = entry_id
             if b"d" in fields:
-                chunk = decode(fields[b"d"], TokenChunk)
-                self._ids += chunk.ids
-                self._text.append(chunk.text)
-                self._logprobs += chunk.logprobs or ()
+                self._chunks.append(decode(fields[b"d"], TokenChunk))
             if b"e" in fields:
                 end = decode(fields[b"e"], JobEnd)
-                text = "".join(self._text)
-                self.result = from_log(self.job_id, end, self._ids, text, self._logprobs)
+                self.result = from_log(self.job_id, end, self._chunks)
                 self.must_read = False
                 return
         if page.is_last:

@@ -7,7 +7,13 @@ from hashlib import sha256
 from typing import Any
 
 from tidemill._checks import check_timeout, shown
-from tidemill._request import MAX_IDEMPOTENCY_KEY_CHARS, JobOptions, JobSpec, Prompt
+from tidemill._request import (
+    MAX_IDEMPOTENCY_KEY_CHARS,
+    CandidateOptions,
+    JobOptions,
+    JobSpec,
+    Prompt,
+)
 from tidemill.protocol.errors import InvalidRequest, JobError, TidemillError
 from tidemill.protocol.sampling import MAX_SEED, SamplingParams
 from tidemill.result import Result
@@ -33,7 +39,7 @@ class Clock:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
 
-def candidates(prompt: Prompt, n: int, options: JobOptions) -> list[JobSpec]:
+def candidates(prompt: Prompt, n: int, options: CandidateOptions) -> list[JobSpec]:
     """Return the jobs to submit; the first has the given seed itself.  Raises ``InvalidRequest``.
 
     The same options, idempotency key included, always give the same jobs, and a smaller ``n`` the
@@ -46,7 +52,7 @@ def candidates(prompt: Prompt, n: int, options: JobOptions) -> list[JobSpec]:
     base = _base_seed(options, key)
     specs = []
     for index in range(n):
-        own: JobOptions = {"stream": False, **options, "seed": _seed(base, index)}
+        own: JobOptions = {"stream": False, **options, "n": 1, "seed": _seed(base, index)}
         if key is not None:
             own["idempotency_key"] = f"{key}#{index}"
         specs.append(JobSpec(prompt, **own))
@@ -81,7 +87,7 @@ def _check_number(n: object) -> None:
         raise InvalidRequest(f"n: {shown(n)} is not between 1 and {MAX_CANDIDATES}", field="n")
 
 
-def _check_sampling(options: JobOptions) -> None:
+def _check_sampling(options: CandidateOptions) -> None:
     params = options.get("params")
     given = params if isinstance(params, SamplingParams) else SamplingParams()
     temperature = options.get("temperature", given.temperature)
@@ -110,7 +116,7 @@ def _checked_key(key: object) -> str | None:
     )
 
 
-def _base_seed(options: JobOptions, key: str | None) -> object:
+def _base_seed(options: CandidateOptions, key: str | None) -> object:
     params = options.get("params")
     given = params.seed if isinstance(params, SamplingParams) else None
     seed = options.get("seed", given)

@@ -12,6 +12,9 @@ _MAX_TIMEOUT_SECONDS = 10**9
 
 _NUMBERS = frozenset(
     {
+        "n",
+        "best_of",
+        "length_penalty",
         "max_tokens",
         "min_tokens",
         "temperature",
@@ -33,6 +36,7 @@ _FLAGS = frozenset(
         "stream",
         "include_stop_str_in_output",
         "ignore_eos",
+        "use_beam_search",
         "skip_special_tokens",
         "spaces_between_special_tokens",
     }

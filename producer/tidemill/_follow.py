@@ -7,7 +7,7 @@ drives it reads ``next_read()`` while ``must_read`` says so, and waits for messa
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tidemill._reads import SEAL, LogEntry, LogPage, Outcome, Read, log_page, outcome
@@ -15,7 +15,7 @@ from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import InvalidRequest, ProtocolError, StreamGap
 from tidemill.protocol.keys import ShardKeys, keys_of
 from tidemill.protocol.logprobs import TokenLogprobs
-from tidemill.protocol.messages import JobEnd, JobResult, TokenChunk
+from tidemill.protocol.messages import ChoiceOutput, JobEnd, JobResult, TokenChunk
 from tidemill.result import not_found, result_expired
 
 _EVENT_ID = re.compile(r"(\d{1,16})-(\d{1,10})", re.ASCII)
@@ -27,7 +27,8 @@ class Chunk:
 
     ``event_id`` resumes the stream after this chunk.  ``text`` may lag behind ``ids``, so the last
     chunk of a stream can have text without ids.  ``logprobs`` has one entry per id of a job that
-    asked for them.
+    asked for them.  A chunk is of one ``choice``, one of the outputs of a job that asked for
+    several; ``start`` and ``end`` count the tokens of all of them.
     """
 
     start: int
@@ -36,6 +37,7 @@ class Chunk:
     text: str
     event_id: str
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,17 +233,40 @@ def stored_chunks(stored: JobResult) -> Iterator[Chunk]:
 
     The fences of the entries are not stored; of an event id only the number of tokens counts then.
     """
-    boundaries = list(stored.entries)
-    whole = (len(stored.ids), len(stored.text))
-    if not boundaries or _totals(boundaries) != whole:
-        boundaries.append((whole[0], whole[1] - _totals(boundaries)[1]))
-    start = chars = 0
-    for index, (end, length) in enumerate(boundaries, start=1):
-        fence = SEAL if index == len(boundaries) else "0"
-        text = stored.text[chars : chars + length]
-        logprobs = logprobs_slice(stored.logprobs, start, end)
-        yield Chunk(start, end, stored.ids[start:end], text, f"{fence}-{end}", logprobs)
-        start, chars = end, chars + length
+    outputs = [ChoiceOutput(ids=stored.ids, text=stored.text, logprobs=stored.logprobs)]
+    outputs += stored.others
+    taken = [[0, 0] for _ in outputs]
+    entries = _entries(stored, outputs)
+    start = 0
+    for index, (end, length, choice) in enumerate(entries, start=1):
+        fence = SEAL if index == len(entries) else "0"
+        output, (first, chars) = outputs[choice], taken[choice]
+        last = first + end - start
+        text = output.text[chars : chars + length]
+        logprobs = logprobs_slice(output.logprobs, first, last)
+        ids = output.ids[first:last]
+        yield Chunk(start, end, ids, text, f"{fence}-{end}", logprobs, choice)
+        start, taken[choice] = end, [last, chars + length]
+
+
+def _entries(stored: JobResult, outputs: Sequence[ChoiceOutput]) -> list[tuple[int, int, int]]:
+    # (end, number of characters, choice); what the boundaries leave out goes behind them.
+    choices = stored.entry_choices or (0,) * len(stored.entries)
+    entries = [(*entry, choice) for entry, choice in zip(stored.entries, choices, strict=True)]
+    start = entries[-1][0] if entries else 0
+    for choice, output in enumerate(outputs):
+        told = sum(length for _, length, other in entries if other == choice)
+        num_ids = _num_ids(entries, choice)
+        if (num_ids, told) != (len(output.ids), len(output.text)) or not entries:
+            start += len(output.ids) - num_ids
+            entries.append((start, len(output.text) - told, choice))
+    return entries
+
+
+def _num_ids(entries: Sequence[tuple[int, int, int]], choice: int) -> int:
+    starts = [0, *(end for end, _, _ in entries)]
+    ends = zip(starts, entries, strict=False)
+    return sum(end - start for start, (end, _, other) in ends if other == choice)
 
 
 def logprobs_slice(
@@ -249,10 +274,6 @@ def logprobs_slice(
 ) -> tuple[TokenLogprobs, ...] | None:
     """Return a part of logprobs, None if it has none."""
     return (logprobs or ())[start:end] or None
-
-
-def _totals(boundaries: list[tuple[int, int]]) -> tuple[int, int]:
-    return (boundaries[-1][0] if boundaries else 0, sum(length for _, length in boundaries))
 
 
 def _chunk_of(fields: dict[bytes, bytes]) -> TokenChunk | None:
@@ -266,4 +287,5 @@ def _chunk_of(fields: dict[bytes, bytes]) -> TokenChunk | None:
 
 
 def _with_id(chunk: TokenChunk, event_id: str) -> Chunk:
-    return Chunk(chunk.start, chunk.end, chunk.ids, chunk.text, event_id, chunk.logprobs)
+    told = (chunk.logprobs, chunk.choice)
+    return Chunk(chunk.start, chunk.end, chunk.ids, chunk.text, event_id, *told)

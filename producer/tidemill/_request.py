@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -43,9 +43,13 @@ _REQUEST_OPTIONS = frozenset({"priority", "cache_salt", "prefix_id", "stream"})
 _TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
 
 
-class SamplingOptions(TypedDict, total=False):
-    """The fields of ``SamplingParams`` as keyword arguments."""
+class OneAnswerOptions(TypedDict, total=False):
+    """The fields of ``SamplingParams`` as keyword arguments, but for the number of answers."""
 
+    best_of: int | None
+    use_beam_search: bool
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
     max_tokens: int | None
     min_tokens: int
     temperature: float
@@ -71,12 +75,18 @@ class SamplingOptions(TypedDict, total=False):
     repetition_detection: RepetitionDetection | Mapping[str, int] | None
 
 
+class SamplingOptions(OneAnswerOptions, total=False):
+    """The fields of ``SamplingParams`` as keyword arguments."""
+
+    n: int
+
+
 class RunOptions(SamplingOptions, TermOptions, StructuredOptions, total=False):
     """How a job samples, what its answer looks like, when it runs, and how often it is tried."""
 
 
-class JobOptions(RunOptions, total=False):
-    """Everything that ``submit`` takes beside the prompt."""
+class QueueOptions(TypedDict, total=False):
+    """Whom a job is for, and how it is queued."""
 
     model: str | None
     params: SamplingParams | None
@@ -85,6 +95,14 @@ class JobOptions(RunOptions, total=False):
     cache_salt: str | None
     prefix_id: str | None
     stream: bool
+
+
+class JobOptions(RunOptions, QueueOptions, total=False):
+    """Everything that ``submit`` takes beside the prompt."""
+
+
+class CandidateOptions(OneAnswerOptions, TermOptions, StructuredOptions, QueueOptions, total=False):
+    """Everything that ``submit_best_of`` takes beside the prompt and the number of jobs."""
 
 
 class JobSpec:

@@ -13,7 +13,14 @@ from tidemill._link import Links
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
 from tidemill._reads import JobStatus
 from tidemill._receipt import Receipt, check_durability
-from tidemill._request import JobOptions, JobSpec, Prompt, RunOptions, one_key_for_many
+from tidemill._request import (
+    CandidateOptions,
+    JobOptions,
+    JobSpec,
+    Prompt,
+    RunOptions,
+    one_key_for_many,
+)
 from tidemill._submitter import Submitter
 from tidemill._sweep import cancel_batch, cancel_tenant
 from tidemill._terms import check_batch
@@ -134,7 +141,7 @@ class Producer:
         return [self._handle(r) if isinstance(r, Receipt) else r for r in receipts]
 
     def submit_best_of(
-        self, prompt: Prompt, *, n: int = 8, **options: Unpack[JobOptions]
+        self, prompt: Prompt, *, n: int = 8, **options: Unpack[CandidateOptions]
     ) -> BestOf:
         """Queue ``n`` jobs of one prompt that differ in their seeds alone, in one round trip.
 

@@ -40,7 +40,11 @@ class Record:
     def open(self, job: Job, written: object) -> None:
         self.updates.setdefault(job.job_id, [])
 
-    def generated(self, job: Job) -> Generated:
+    def num_tokens(self, job: Job | str) -> int:
+        job_id = job if isinstance(job, str) else job.job_id
+        return sum(len(update.ids) for update in self.updates[job_id])
+
+    def generated(self, job: Job, choice: int = 0) -> Generated:
         told = self.updates[job.job_id]
         ids = [token_id for update in told for token_id in update.ids]
         return Generated(ids, sum(len(update.text) for update in told))
@@ -51,9 +55,6 @@ class Record:
 
     def text(self, job_id: str) -> str:
         return "".join(update.text for update in self.updates[job_id])
-
-    def num_tokens(self, job_id: str) -> int:
-        return sum(len(update.ids) for update in self.updates[job_id])
 
     def end(self, job_id: str) -> Any:
         return next((u.end for u in self.updates[job_id] if u.end is not None), None)

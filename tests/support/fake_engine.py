@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import count
 
+from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.block_copies import BlockCopies
 from tidemill_gpuworker.sampled_token import SampledToken
@@ -31,13 +32,20 @@ def generate(
     num_tokens: int,
     window: int | None = None,
     vocab_size: int = VOCAB_SIZE,
+    *,
+    choice: int = 0,
 ) -> list[int]:
     """What a sequence must generate, computed without any engine."""
     history = list(prompt)
     for _ in range(num_tokens):
         seen = history if window is None else history[-window:]
-        history.append(next_token(seen, vocab_size))
+        history.append(of_choice(next_token(seen, vocab_size), choice))
     return history[len(prompt) :]
+
+
+def of_choice(token: int, choice: int) -> int:
+    """What the fake sampler makes of a token for one of a job's outputs."""
+    return (token + choice) % VOCAB_SIZE
 
 
 class FakeRunner:
@@ -110,12 +118,30 @@ class FakeRunner:
 
 
 class FakeSampler:
-    """Takes the token that the fake runner has already chosen."""
+    """Takes the token that the fake runner has already chosen, moved on by the choice.
+
+    Its logprob, where one is wanted, follows from the token.
+    """
 
     def sample(self, logits: list[int], rows: list[Sequence]) -> list[SampledToken]:
         """Return the rows."""
         assert len(logits) == len(rows)
-        return [SampledToken(token) for token in logits]
+        return [
+            _sampled(of_choice(token, row.choice), row)
+            for token, row in zip(logits, rows, strict=True)
+        ]
+
+
+def fake_logprob(token: int) -> float:
+    """The logprob of a token, from -2 to 0."""
+    return -(token % 97) / 48.5
+
+
+def _sampled(token: int, row: Sequence) -> SampledToken:
+    wanted = row.params.logprobs is not None
+    return SampledToken(
+        token, TokenLogprobs(logprob=fake_logprob(token), rank=1) if wanted else None
+    )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tidemill.protocol.kv_use import KvUse
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.outcomes import Outcome
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROUTING_HASH_BYTES
-from tidemill.protocol.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
+from tidemill.protocol.sampling import DEFAULT_MAX_LOGPROBS, DEFAULT_MAX_N, SamplingParams
 from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill.protocol.structured import StructuredOutput
 from tidemill.protocol.values import AnyText, Name, ShortName, Tenant, Text, TokenIds
@@ -66,6 +66,8 @@ class GenerateRequest(WireModel):
             raise ValueError("exactly one of prompt, prompt_ids and messages is needed")
         if not given[0]:
             raise ValueError("the prompt is empty")
+        if self.structured is not None and self.params.use_beam_search:
+            raise ValueError("a beam search keeps to no structure")
         return self
 
 
@@ -101,7 +103,9 @@ class JobTerms(WireModel):
 class TokenChunk(WireModel):
     """One entry of the token log: tokens ``start`` to ``end`` of the output and their text.
 
-    ``text`` may lag behind ``ids`` while a stop string or a UTF-8 character is incomplete.
+    All of them belong to one ``choice``, the number of one of the job's outputs; ``start`` and
+    ``end`` count the tokens of all choices in the order in which they were told.  ``text`` may lag
+    behind ``ids`` while a stop string or a UTF-8 character is incomplete.
     ``logprobs`` has one entry per id if the job asked for them.
     """
 
@@ -121,14 +125,35 @@ class Usage(WireModel):
     cached_tokens: int = 0
 
 
+class ChoiceEnd(WireModel):
+    """How one of several outputs ended; ``score`` is what it was chosen by, if it was."""
+
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    score: float | None = None
+
+
 class JobEnd(WireModel):
-    """The terminal entry of a token log: how the job ended."""
+    """The terminal entry of a token log: how the job ended.
+
+    ``choices`` has one entry per output of a job that asked for several, or for the best; the
+    reasons are those of the first one.
+    """
 
     state: Name
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
     usage: Usage = Usage()
+    choices: tuple[ChoiceEnd, ...] = ()
+
+
+class ChoiceOutput(WireModel):
+    """One output of a job."""
+
+    ids: TokenIds = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class JobResult(WireModel):
@@ -137,7 +162,9 @@ class JobResult(WireModel):
     ``entries`` holds (end, number of characters) of each token-log entry, so that a late reader
     gets the same chunks as a live one.  ``logprobs`` has one entry per id, ``prompt_logprobs`` one
     per prompt token, None for the first, and ``prompt_ids`` its tokens, if the job asked for it.
-    ``outcome`` is what a job of another kind than *generate* was for.
+    ``outcome`` is what a job of another kind than *generate* was for.  ``ids``, ``text`` and
+    ``logprobs`` are those of the first choice, ``others`` holds the choices behind it;
+    ``entry_choices`` names the choice of each entry if there are any.
     """
 
     end: JobEnd
@@ -148,6 +175,8 @@ class JobResult(WireModel):
     prompt_ids: TokenIds = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     outcome: Outcome | None = None
+    others: tuple[ChoiceOutput, ...] = ()
+    entry_choices: tuple[int, ...] = ()
 
 
 class CommandKind(StrEnum):
@@ -176,7 +205,8 @@ class WorkerInfo(WireModel):
 class ModelCard(WireModel):
     """What producers must know of a served model to make a valid job.
 
-    ``max_logprobs`` is the most alternatives that a job may ask for, -1 for no limit.  ``task`` is
+    ``max_logprobs`` is the most alternatives that a job may ask for, -1 for no limit, ``max_n`` the
+    most outputs.  ``task`` is
     the kind of jobs it is for, ``embedding_size`` the length of its vectors, 0 if it makes none.
     """
 
@@ -188,6 +218,7 @@ class ModelCard(WireModel):
     block_size: int = Field(default=DEFAULT_BLOCK_SIZE, ge=1)
     eos_token_ids: TokenIds = ()
     max_logprobs: int = Field(default=DEFAULT_MAX_LOGPROBS, ge=-1)
+    max_n: int = Field(default=DEFAULT_MAX_N, ge=1)
     task: Literal["generate", "embed", "score", "transcribe"] = "generate"
     embedding_size: int = Field(default=0, ge=0)
 

@@ -1,7 +1,7 @@
 """How the tokens of a job are chosen and when they end."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -16,6 +16,10 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 256
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 100.0
+#: The most outputs of one job that the wire carries.
+MAX_N = 128
+#: How many outputs of one job a worker computes, unless its operator says otherwise.
+DEFAULT_MAX_N = 8
 #: How many alternatives a worker tells of each token, unless its operator says otherwise.
 DEFAULT_MAX_LOGPROBS = 20
 #: Asks for the whole vocabulary where a number of logprobs is asked for.
@@ -74,9 +78,16 @@ class SamplingParams(WireModel):
     ``max_tokens=None`` means up to the model's context.  ``top_k=0`` and ``-1`` switch top-k off.
     ``temperature=0`` is greedy.  ``logit_bias`` may be given as a mapping of token ids; it is kept
     as pairs, by id, each clamped to +-100.  ``logprobs`` and ``prompt_logprobs`` are the number of
-    likeliest tokens told of each position beside its own, -1 for all of them.
+    likeliest tokens told of each position beside its own, -1 for all of them.  Of ``best_of``
+    outputs, ``n`` if it is None, the ``n`` likeliest are told; with ``use_beam_search`` they are
+    the beams, rated by ``length_penalty``, and ``early_stopping`` says when to look for no more.
     """
 
+    n: Count = Field(default=1, ge=1, le=MAX_N)
+    best_of: Count | None = Field(default=None, ge=1, le=MAX_N)
+    use_beam_search: bool = False
+    length_penalty: float = Field(default=1.0, allow_inf_nan=False)
+    early_stopping: Annotated[bool, Field(strict=True)] | Literal["never"] = False
     max_tokens: Count | None = Field(default=None, ge=1)
     min_tokens: Count = Field(default=0, ge=0)
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
@@ -107,7 +118,18 @@ class SamplingParams(WireModel):
             raise ValueError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
         if self.logprob_token_ids and self.logprobs is None:
             raise ValueError("logprob_token_ids need logprobs, which may be 0")
+        check_outputs(self)
         return self
+
+    @property
+    def num_outputs(self) -> int:
+        """How many outputs are computed, be they told or not."""
+        return max(self.n, self.best_of or self.n)
+
+    @property
+    def is_told_at_end(self) -> bool:
+        """Whether it shows at the end only which outputs are told."""
+        return self.use_beam_search or self.num_outputs > self.n
 
     @property
     def is_greedy(self) -> bool:
@@ -120,3 +142,44 @@ class SamplingParams(WireModel):
         return bool(
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
         )
+
+
+def check_outputs(params: SamplingParams) -> None:
+    """Raise ``ValueError`` if the number of outputs does not go with how they are chosen."""
+    if params.best_of is not None and params.best_of < params.n:
+        raise ValueError(f"best_of {params.best_of} is less than n {params.n}")
+    if params.use_beam_search:
+        _check_beams(params)
+        raise ValueError("use_beam_search: there is no beam search yet")
+    if params.length_penalty != 1.0 or params.early_stopping is not False:
+        raise ValueError("length_penalty and early_stopping are of use_beam_search alone")
+    if params.num_outputs > 1 and params.is_greedy:
+        name = "n" if params.n > 1 else "best_of"
+        raise ValueError(f"{name} must be 1 when temperature is 0, or all outputs were the same")
+
+
+#: What a beam search has no use for, and the values that do nothing.
+_NOT_OF_BEAMS: Mapping[str, tuple[object, ...]] = {
+    "temperature": (0.0, 1.0),
+    "min_tokens": (0,),
+    "top_k": (0, -1),
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "stop": ((),),
+    "stop_token_ids": ((),),
+    "logit_bias": ((),),
+    "allowed_token_ids": (None,),
+    "bad_words": ((),),
+    "logprobs": (None,),
+    "prompt_logprobs": (None,),
+    "repetition_detection": (None,),
+}
+
+
+def _check_beams(params: SamplingParams) -> None:
+    for name, neutral in _NOT_OF_BEAMS.items():
+        if getattr(params, name) not in neutral:
+            raise ValueError(f"{name} has no effect on a beam search, so it may not be given")

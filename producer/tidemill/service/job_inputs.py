@@ -119,7 +119,7 @@ def most_job_tokens(request: Request, card: ModelCard) -> int:
 def bound_of_output(request: Request) -> int:
     """Return the bound on a job's output in tokens, 0 if it has none of its own."""
     if isinstance(request, GenerateRequest):
-        return request.params.max_tokens or 0
+        return (request.params.max_tokens or 0) * request.params.num_outputs
     return speech_cost(request).max_output if isinstance(request, TranscribeRequest) else 1
 
 

@@ -52,7 +52,7 @@ def prepare(
         routing_key=hint + routing_key(hashes),
         cost=len(ids),
         hint_depth=len(hint) // ROUTING_HASH_BYTES,
-        max_output=request.params.max_tokens or 0,
+        max_output=(request.params.max_tokens or 0) * request.params.num_outputs,
     )
 
 
@@ -104,7 +104,11 @@ def most_tokens(request: GenerateRequest, card: ModelCard) -> int:
         texts = [request.prompt or "", *(turn.content for turn in request.messages or ())]
         num_bytes = sum(len(text.encode()) for text in texts)
         prompt_len = min(room, -(-num_bytes // BYTES_PER_TOKEN))
-    return min(card.max_model_len, prompt_len + (request.params.max_tokens or card.max_model_len))
+    longest = min(
+        card.max_model_len, prompt_len + (request.params.max_tokens or card.max_model_len)
+    )
+    # Its outputs share the prompt.
+    return longest + (request.params.num_outputs - 1) * max(0, longest - prompt_len)
 
 
 def extra_keys(salt: bytes, revision: str, cache_salt: str | None) -> ExtraKeys:

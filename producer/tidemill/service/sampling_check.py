@@ -26,6 +26,7 @@ def check_sampling(params: SamplingParams, prompt_len: int, card: ModelCard) -> 
                 field=f"params.{field}",
                 fix="Use the tokenizer of the served model.",
             )
+    _check_outputs(params, card)
     _check_number("logprobs", params.logprobs, card)
     _check_number("prompt_logprobs", params.prompt_logprobs, card)
     _check_size(params, prompt_len, card)
@@ -35,6 +36,17 @@ def _token_ids(params: SamplingParams) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "allowed_token_ids", params.allowed_token_ids or ()
     yield "logprob_token_ids", params.logprob_token_ids
     yield "logit_bias", tuple(token_id for token_id, _ in params.logit_bias)
+
+
+def _check_outputs(params: SamplingParams, card: ModelCard) -> None:
+    if params.num_outputs > card.max_n:
+        field = "n" if params.best_of is None else "best_of"
+        raise InvalidRequest(
+            f"params.{field}: {params.num_outputs} outputs exceed the limit of {card.max_n} that"
+            " the workers set",
+            field=f"params.{field}",
+            fix="Ask for fewer, or start the workers with a larger --max-n.",
+        )
 
 
 def _check_number(field: str, number: int | None, card: ModelCard) -> None:
@@ -56,7 +68,7 @@ def _check_size(params: SamplingParams, prompt_len: int, card: ModelCard) -> Non
     num_bytes = 0
     if params.logprobs is not None:
         num_asked = len(params.logprob_token_ids)
-        num_bytes += output_len * _bytes_per_token(params.logprobs, num_asked, card)
+        num_bytes += params.n * output_len * _bytes_per_token(params.logprobs, num_asked, card)
     if params.prompt_logprobs is not None:
         num_bytes += prompt_len * _bytes_per_token(params.prompt_logprobs, 0, card)
     if num_bytes > MAX_RESULT_BYTES:

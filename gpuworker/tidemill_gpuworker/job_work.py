@@ -1,0 +1,53 @@
+"""From a claimed job of kind *generate* to what the engine runs."""
+
+from collections.abc import Sequence as Several
+
+from tidemill_gpuworker.choice_group import ChoiceGroup, params_of
+from tidemill_gpuworker.claims import Claim
+from tidemill_gpuworker.outbox import Generated
+from tidemill_gpuworker.sequence import Sequence
+
+_NOTHING = Generated([], 0)
+
+
+def work_of(claim: Claim, generated: Several[Generated]) -> Sequence | ChoiceGroup:
+    """Return a sequence, or a group of them for a job of several outputs.
+
+    ``generated`` is what earlier attempts told of each choice.  A job whose choices show at the
+    end only begins anew.
+    """
+    params = claim.request.params
+    if params.num_outputs == 1:
+        return _sequence(claim, claim.job.job_id, 0, generated[0])
+    resumed = [] if params.is_told_at_end else generated
+    sequences = [
+        _sequence(
+            claim,
+            f"{claim.job.job_id}#{choice}",
+            choice,
+            resumed[choice] if choice < len(resumed) else _NOTHING,
+        )
+        for choice in range(params.num_outputs)
+    ]
+    return ChoiceGroup(sequences, params, generated)
+
+
+def sequences_of(work: Sequence | ChoiceGroup) -> Several[Sequence]:
+    """Return the sequences of a job."""
+    return (work,) if isinstance(work, Sequence) else work.sequences
+
+
+def _sequence(claim: Claim, seq_id: str, choice: int, generated: Generated) -> Sequence:
+    return Sequence(
+        seq_id=seq_id,
+        prompt_ids=list(claim.prompt_ids),
+        params=params_of(claim.request.params, choice),
+        seed=claim.seed,
+        extra_keys=claim.extra_keys,
+        bad_word_ids=claim.bad_word_ids,
+        priority=claim.request.priority,
+        choice=choice,
+        output_ids=list(generated.ids),
+        num_resumed_tokens=len(generated.ids),
+        num_published_chars=generated.num_chars,
+    )
