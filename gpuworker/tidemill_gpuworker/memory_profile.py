@@ -72,23 +72,33 @@ def measure_memory(
 
 
 def largest_step(
-    max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    block_size: int,
+    *,
+    num_drafted: int = 0,
 ) -> StepPlan:
     """Return a step of as many tokens and sampled rows as a step may have.
+
+    ``num_drafted`` tokens of each sequence, where it has so many, are guesses.
 
     All its sequences have the same few blocks, as what they compute does not matter.
     """
     num_seqs = min(max_num_seqs, max_num_batched_tokens)
     length = min(max_model_len, max_num_batched_tokens // num_seqs)
     return StepPlan(
-        tuple(_profiled(f"profile-{number}", length, block_size) for number in range(num_seqs))
+        tuple(
+            _profiled(f"profile-{number}", length, block_size, min(num_drafted, length - 1))
+            for number in range(num_seqs)
+        )
     )
 
 
-def _profiled(seq_id: str, length: int, block_size: int) -> ScheduledSequence:
-    seq = Sequence(seq_id, [0] * length, SamplingParams(), seed=0)
+def _profiled(seq_id: str, length: int, block_size: int, num_drafted: int) -> ScheduledSequence:
+    seq = Sequence(seq_id, [0] * (length - num_drafted), SamplingParams(), seed=0)
     seq.block_table = list(range(-(-length // block_size)))
-    return ScheduledSequence(seq, 0, length)
+    return ScheduledSequence(seq, 0, length, (0,) * num_drafted)
 
 
 def _gib(num_bytes: int) -> str:

@@ -68,7 +68,8 @@ class ModelRunner:
             loaded; of a GPU the share that this process may use, for everything.
         swap_space_bytes: host memory for blocks that left the device.
         max_num_seqs: sequences, and
-        max_num_batched_tokens: tokens of the largest step, which a GPU needs room for.
+        max_num_batched_tokens: tokens of the largest step, which a GPU needs room for, and
+        num_drafted: those of a sequence that are guesses and give logits too.
         max_model_len: longest context; None for the one the model was made for.
         num_threads: CPU threads of torch and the kernels, for the whole process; None leaves them.
         source: the model as ``choose_model`` found it; None to find it in ``model_dir``.
@@ -93,6 +94,7 @@ class ModelRunner:
         swap_space_bytes: int = 0,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
+        num_drafted: int = 0,
         max_model_len: int | None = None,
         num_threads: int | None = None,
         source: ModelSource | None = None,
@@ -113,7 +115,8 @@ class ModelRunner:
         self._model = self._load_model(kv_cache_bytes or free, num_blocks)
         if self._device.type == "cuda" and num_blocks is None and kv_cache_bytes is None:
             largest = largest_step(
-                max_num_seqs, max_num_batched_tokens, self.max_model_len, block_size
+                *(max_num_seqs, max_num_batched_tokens, self.max_model_len, block_size),
+                num_drafted=num_drafted,
             )
             kv_cache_bytes = self._profile(largest, memory_utilization)
         # What others gave back meanwhile is left alone: no position outgrows the model's tables.
@@ -136,7 +139,8 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> torch.Tensor:
         """Put the plan's tokens through the model.
 
-        Returns float32 logits [len(plan.sampling), vocab_size] in the order of ``plan.sampling``,
+        Returns float32 logits [rows, vocab_size] in the order of ``plan.sampling``, each item with
+        a row for its last known token and one for each of its draft's,
         and extends the prompt logprobs of sequences that want them.
         """
         if not plan.scheduled:

@@ -23,6 +23,7 @@ from tidemill_gpuworker.output_processor import OutputProcessor
 from tidemill_gpuworker.sampler import LogprobsMode, Sampler
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.served_model import ServedModel
+from tidemill_gpuworker.speculation.drafter import Drafter
 from tidemill_gpuworker.step_config import StepConfig
 from tidemill_gpuworker.step_scheduler import StepScheduler
 from tidemill_gpuworker.structured_output.compiler import grammar_compiler
@@ -50,6 +51,7 @@ def load_model(
     """
     device = _device(config.device)
     swap_space_bytes = _swap_space_bytes(config, device)
+    speculation = config.speculative_config
     source = choose_model(config.model_dir, config.model_impl)
     max_model_len = config.max_model_len or source.model_config.max_model_len
     tokenizer = Tokenizer.from_directory(config.model_dir)
@@ -64,6 +66,7 @@ def load_model(
         swap_space_bytes=swap_space_bytes,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=_step_tokens(config, device, max_model_len),
+        num_drafted=speculation.num_speculative_tokens if speculation else 0,
         max_model_len=config.max_model_len,
         num_threads=config.num_threads,
         source=source,
@@ -191,7 +194,9 @@ def _engine(
         gumbel_argmax=runner.backend.gumbel_argmax,
         logprobs_mode=LogprobsMode(config.logprobs_mode),
     )
-    scheduler = StepScheduler(step_config, blocks)
+    speculation = config.speculative_config
+    drafter = Drafter(speculation, runner.max_model_len) if speculation else None
+    scheduler = StepScheduler(step_config, blocks, drafter)
     return Engine(runner, sampler, scheduler, make_processor, on_step=on_step)
 
 

@@ -11,6 +11,7 @@ from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE
 from tidemill.protocol.sampling import ALL_LOGPROBS, DEFAULT_MAX_LOGPROBS
 from tidemill.service.config import ServiceConfig
 from tidemill.service.model_name import default_served_name
+from tidemill_gpuworker.speculation.config import SpeculativeConfig, parse_speculative_config
 from tidemill_gpuworker.step_config import SchedulingMode
 
 _DESCRIPTION = """\
@@ -68,6 +69,7 @@ class WorkerConfig:
     enable_chunked_prefill: bool = True
     scheduling_mode: SchedulingMode = "continuous"
     enforce_eager: bool = False
+    speculative_config: SpeculativeConfig | None = None
     tpot_slo_ms: float = 0.0
     max_model_len: int | None = None
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
@@ -287,6 +289,14 @@ def _add_step_options(group: argparse._ArgumentGroup) -> None:
         "--enforce-eager",
         action="store_true",
         help="accepted for scripts written for vLLM: steps are never captured as CUDA graphs",
+    )
+    group.add_argument(
+        "--speculative-config",
+        type=parse_speculative_config,
+        metavar="JSON",
+        help="guess tokens from earlier text and compute them together, for example"
+        ' {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5,'
+        ' "prompt_lookup_min": 2}; outputs stay the same (off)',
     )
     group.add_argument(
         "--tpot-slo-ms",

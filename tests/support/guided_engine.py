@@ -13,6 +13,7 @@ from tidemill_gpuworker.engine import Engine, Runner, StepOutput
 from tidemill_gpuworker.output_processor import OutputProcessor
 from tidemill_gpuworker.sampler import Sampler
 from tidemill_gpuworker.sequence import Sequence as TokenSequence
+from tidemill_gpuworker.speculation.drafter import Drafter
 from tidemill_gpuworker.step_config import StepConfig
 from tidemill_gpuworker.step_plan import StepPlan
 from tidemill_gpuworker.step_scheduler import StepScheduler
@@ -35,19 +36,26 @@ class NoisyRunner:
         self.num_steps = 0
 
     def execute(self, plan: StepPlan) -> torch.Tensor:
-        """Return float32 [sampled sequences, vocab]."""
+        """Return float32 [rows, vocab]: of each sampled sequence, and of each drafted token."""
         self.num_steps += 1
-        rows = [self._row(item.seq) for item in plan.sampling]
+        rows = [
+            self._row(item.seq.seq_id, position)
+            for item in plan.sampling
+            for position in range(item.known_end, item.end + 1)
+        ]
         return torch.stack(rows) if rows else torch.empty(0, self._vocab_size)
 
-    def _row(self, seq: TokenSequence) -> torch.Tensor:
-        seed = crc32(f"{seq.seq_id}/{seq.num_tokens}".encode())
+    def _row(self, seq_id: str, position: int) -> torch.Tensor:
+        seed = crc32(f"{seq_id}/{position}".encode())
         noise = torch.randn(self._vocab_size, generator=torch.Generator().manual_seed(seed))
         return noise + self._lean
 
 
 def noisy_engine(
-    tokenizer: Tokenizer, vocab_size: int, runner: Runner[torch.Tensor] | None = None
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    runner: Runner[torch.Tensor] | None = None,
+    drafter: Drafter | None = None,
 ) -> Engine:
     """An engine with the real scheduler, sampler and output processor over noise."""
 
@@ -63,7 +71,7 @@ def noisy_engine(
     config = StepConfig(
         max_model_len=MAX_MODEL_LEN, max_num_seqs=64, max_num_batched_tokens=MAX_MODEL_LEN
     )
-    scheduler = StepScheduler(config, BlockManager(64 * MAX_MODEL_LEN // 16, 16))
+    scheduler = StepScheduler(config, BlockManager(64 * MAX_MODEL_LEN // 16, 16), drafter)
     sampler = Sampler(tokenizer.eos_token_ids)
     runner = runner or NoisyRunner(tokenizer, vocab_size)
     return Engine(runner, sampler, scheduler, processor)
