@@ -4,13 +4,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from tidemill.protocol.errors import DamagedModel, ModelNotFound, UnsafeModel
+from tidemill_gpuworker.parallel.shard import Section
 from tidemill_gpuworker.quantization.on_the_fly import OnTheFly
 from tidemill_gpuworker.quantization.scheme import QuantScheme
 from tidemill_gpuworker.safetensors_file import FLOAT_DTYPES, SafetensorsFile
@@ -62,7 +63,7 @@ class Checkpoint:
         quantization: Quantization | None = None,
     ) -> None:
         self._model_dir = model_dir
-        self._dtype = dtype
+        self.dtype = dtype
         self.device = device
         self.quantization = quantization
         self.quantized = QuantizedSize()
@@ -80,7 +81,7 @@ class Checkpoint:
         entries = (entry for file in self._files for entry in file.entries.values())
         counts = (math.prod(entry.shape) for entry in entries if entry.dtype in FLOAT_DTYPES)
         plain = sum(counts) - self._num_replaced
-        return plain * self._dtype.itemsize + self.quantized.num_bytes
+        return plain * self.dtype.itemsize + self.quantized.num_bytes
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
         """Return a copy of one tensor; raises DamagedModel if it is missing or shaped otherwise."""
@@ -95,11 +96,46 @@ class Checkpoint:
         """
         for name, count in zip(names, rows, strict=True):
             self._check(name, (count, *rest))
-        whole = torch.empty(sum(rows), *rest, dtype=self._dtype, device=self.device)
+        whole = torch.empty(sum(rows), *rest, dtype=self.dtype, device=self.device)
         for name, part in zip(names, whole.split_with_sizes(list(rows)), strict=True):
             self._owners[name].copy_into(name, part)
         self._taken.update(names)
         return whole
+
+    def part(self, name: str, dim: int, sections: Sequence[Section], *rest: int) -> torch.Tensor:
+        """Return parts of a tensor that is made of sections along ``dim``, one after another.
+
+        ``rest`` are its other sizes.
+
+        Raises:
+            DamagedModel: it is missing or has another shape; names file and tensor.
+            UnsupportedModel: it is quantised.
+        """
+        sizes = [section.size for section in sections]
+        whole_size = sum(section.whole_size for section in sections)
+        self._check(name, (*rest[:dim], whole_size, *rest[dim:]))
+        part = torch.empty(
+            (*rest[:dim], sum(sizes), *rest[dim:]), dtype=self.dtype, device=self.device
+        )
+        start = 0
+        for section, target in zip(sections, part.split_with_sizes(sizes, dim), strict=True):
+            self._owners[name].copy_part_into(name, target, dim, start + section.start)
+            start += section.whole_size
+        self._taken.add(name)
+        self._num_replaced += math.prod(rest) * (whole_size - sum(sizes))
+        return part
+
+    def skip(self, names: Iterable[str]) -> None:
+        """Leave tensors to those that hold other parts of the model."""
+        for name in set(names) - self._taken:
+            entry = self._owner(name).entries[name]
+            self._num_replaced += math.prod(entry.shape) * (entry.dtype in FLOAT_DTYPES)
+            self._taken.add(name)
+
+    def skip_layers(self, layers: Container[int]) -> None:
+        """Leave these layers to others."""
+        found = {name: _LAYER_TENSOR.match(name) for name in self._owners}
+        self.skip(name for name, m in found.items() if m and int(m[1]) in layers)
 
     def stored_dtype(self, name: str) -> str | None:
         """Return the name that the file gives a tensor's dtype, None if there is no tensor."""
@@ -135,7 +171,7 @@ class Checkpoint:
         num_weights = weight.out_features * weight.in_features
         self._num_replaced += num_weights * was_plain
         self.quantized.num_bytes += weight.num_bytes
-        self.quantized.num_plain_bytes += num_weights * self._dtype.itemsize
+        self.quantized.num_plain_bytes += num_weights * self.dtype.itemsize
 
     def check_layers_taken(self) -> None:
         """Raise DamagedModel if a layer holds a tensor that nobody took.

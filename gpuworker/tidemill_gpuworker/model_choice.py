@@ -14,6 +14,9 @@ from tidemill_gpuworker.model_config import ModelConfig, load_model_config
 from tidemill_gpuworker.model_families import FAMILIES
 from tidemill_gpuworker.model_task import architecture_of
 from tidemill_gpuworker.models.decoder import Decoder
+from tidemill_gpuworker.parallel.collectives import NO_COLLECTIVES, Collectives
+from tidemill_gpuworker.parallel.shard import EVERYTHING, Place
+from tidemill_gpuworker.parallel.split_config import layers_of, split_config
 from tidemill_gpuworker.worker_config import ModelImpl
 from tidemill_kernels import AttentionBackend
 
@@ -39,6 +42,8 @@ class LoadOptions:
     Attributes:
         max_model_len: the longest context.
         num_positions: the longest sequence that there is room for.
+        place: the part of the model to load; only native models have parts.
+        ranks: those that hold the other parts.
     """
 
     dtype: torch.dtype
@@ -47,6 +52,8 @@ class LoadOptions:
     block_size: int
     max_model_len: int
     num_positions: int
+    place: Place = EVERYTHING
+    ranks: Collectives = NO_COLLECTIVES
 
 
 class ModelSource(Protocol):
@@ -68,13 +75,18 @@ class NativeSource:
     def __init__(self, model_dir: Path) -> None:
         self.model_config = load_model_config(model_dir)
 
-    def load(self, checkpoint: Checkpoint, options: LoadOptions) -> Model:
-        """Return our own decoder with the weights of ``checkpoint``."""
+    def load(self, checkpoint: Checkpoint, options: LoadOptions) -> Decoder:
+        """Return our own decoder with the weights of ``checkpoint``, or the part wanted."""
+        place = options.place
+        num_layers = self.model_config.num_layers
+        checkpoint.skip_layers({*range(num_layers)} - {*layers_of(num_layers, place.stage)})
         model = Decoder(
-            self.model_config,
+            split_config(self.model_config, place),
             checkpoint,
             max_model_len=options.max_model_len,
             num_positions=options.num_positions,
+            place=place,
+            ranks=options.ranks,
         )
         checkpoint.check_layers_taken()
         return model

@@ -10,6 +10,7 @@ from tidemill_gpuworker.layer_config import LayerConfig, MoeConfig
 from tidemill_gpuworker.layer_parser import LayerParser, max_position, parse_moe
 from tidemill_gpuworker.model_families import FAMILIES
 from tidemill_gpuworker.model_family import Family
+from tidemill_gpuworker.parallel.shard import WHOLE, Shard
 
 SUPPORTED_ARCHITECTURES = tuple(FAMILIES)
 #: Names of activation functions as configs give them; `models.mlp` has the functions.
@@ -46,6 +47,11 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
     moe: MoeConfig | None = None
+    #: Of a part of a model (see ``parallel.split_config``): where its layers begin, and which of
+    #: all the heads and inner features, and of all the heads of keys and values, are its own.
+    first_layer: int = 0
+    shard: Shard = WHOLE
+    kv_shard: Shard = WHOLE
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -140,6 +146,9 @@ class _Parser:
             mlp_bias=config.switch(family.mlp_bias),
             activation=self._activation(),
             moe=parse_moe(config, family.experts),
+            first_layer=0,
+            shard=WHOLE,
+            kv_shard=WHOLE,
             **self._scalars(),
         )
 

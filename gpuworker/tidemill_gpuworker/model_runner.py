@@ -26,6 +26,10 @@ from tidemill_gpuworker.loader import Checkpoint
 from tidemill_gpuworker.memory_profile import largest_step, measure_memory
 from tidemill_gpuworker.model_choice import LoadOptions, Model, ModelSource, choose_model
 from tidemill_gpuworker.model_config import ModelConfig
+from tidemill_gpuworker.parallel.followers import NO_FOLLOWERS, Followers, LoadOrder
+from tidemill_gpuworker.parallel.leading_model import LeadingCopier, lead
+from tidemill_gpuworker.parallel.requirements import check_parallel
+from tidemill_gpuworker.parallel.split_config import largest_part, split_config
 from tidemill_gpuworker.prompt_scorer import score_prompts
 from tidemill_gpuworker.quantization.selection import choose_quantization
 from tidemill_gpuworker.sequence import Sequence
@@ -75,10 +79,12 @@ class ModelRunner:
         source: the model as ``choose_model`` found it; None to find it in ``model_dir``.
         quantization: how the model must be quantised, or is to be while it is loaded; None for
             what its config.json says.
+        followers: processes that compute parts of the model; this one leads them then.
 
     Raises:
         ModelError: the directory cannot be served; the subclass says why.
         ConfigError: a setting does not fit the model or the device.
+        EngineFailed: one of the followers could not do its part.
     """
 
     def __init__(
@@ -99,6 +105,7 @@ class ModelRunner:
         num_threads: int | None = None,
         source: ModelSource | None = None,
         quantization: str | None = None,
+        followers: Followers = NO_FOLLOWERS,
     ) -> None:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -111,6 +118,11 @@ class ModelRunner:
         self.backend = _backend(self._device, block_size)
         self._model_dir = model_dir
         self._quantization = choose_quantization(model_dir, quantization)
+        check_parallel(self._source, self._quantization, followers.place)
+        self._followers = followers
+        self._part = split_config(self.model_config, followers.place)
+        # Every rank has as many blocks as there is room for where they are largest.
+        self._largest_part = largest_part(self.model_config, followers.place)
         free = int(available_bytes(self._device) * memory_utilization)
         self._model = self._load_model(kv_cache_bytes or free, num_blocks)
         if self._device.type == "cuda" and num_blocks is None and kv_cache_bytes is None:
@@ -122,9 +134,11 @@ class ModelRunner:
         # What others gave back meanwhile is left alone: no position outgrows the model's tables.
         free = min(free, int(available_bytes(self._device) * memory_utilization))
         self._cache = self._make_cache(num_blocks, kv_cache_bytes or free)
-        each = bytes_per_block(self.model_config, block_size, self.dtype)
+        each = bytes_per_block(self._largest_part, block_size, self.dtype)
         self.num_swap_blocks = num_swap_blocks_in(swap_space_bytes, each)
-        self._copier = BlockCopier(self._cache, self.num_swap_blocks)
+        followers.make_cache(self.num_blocks, self.num_swap_blocks)
+        copier = BlockCopier(self._cache, self.num_swap_blocks)
+        self._copier = LeadingCopier(copier, followers)
         _logger.info(
             "loaded %s as %s on %s: %d KV blocks of %d tokens, %s kernels",
             *(model_dir.name, self.dtype, device, self.num_blocks, block_size, self.backend.name),
@@ -174,6 +188,7 @@ class ModelRunner:
         # The step fills a cache of its own, which holds just the blocks that it names.
         num_blocks = max(len(item.seq.block_table) for item in plan.scheduled)
         cache = self._make_cache(num_blocks, 0)
+        self._followers.make_cache(num_blocks, 0)
         inputs = make_inputs(plan, self.block_size, self._device)
 
         def run_step() -> None:
@@ -193,22 +208,36 @@ class ModelRunner:
             quantization=self._quantization,
         )
         self.revision = checkpoint.revision()
+        num_positions = min(self.max_model_len, self._most_tokens(num_bytes, num_blocks))
+        self._followers.load(self._load_order(num_positions))
         options = LoadOptions(
             dtype=self.dtype,
             device=self._device,
             backend=self.backend,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
-            num_positions=min(self.max_model_len, self._most_tokens(num_bytes, num_blocks)),
+            num_positions=num_positions,
+            place=self._followers.place,
+            ranks=self._followers.collectives,
         )
-        model = self._source.load(checkpoint, options)
+        model = lead(self._source.load(checkpoint, options), self._followers)
+        self._followers.confirm()
         self._weight_bytes = checkpoint.num_bytes
         _log_saving(checkpoint, self.dtype)
         return model
 
+    def _load_order(self, num_positions: int) -> LoadOrder:
+        return LoadOrder(
+            model_dir=self._model_dir.absolute(),
+            dtype=str(self.dtype).removeprefix("torch."),
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            num_positions=num_positions,
+        )
+
     def _most_tokens(self, num_bytes: int, num_blocks: int | None) -> int:
         # What the KV pool will hold at most, and so the longest sequence.
-        each = bytes_per_block(self.model_config, self.block_size, self.dtype)
+        each = bytes_per_block(self._largest_part, self.block_size, self.dtype)
         most = num_bytes // each if num_blocks is None else num_blocks
         return max(1, most) * self.block_size
 
@@ -220,12 +249,12 @@ class ModelRunner:
             )
 
     def _make_cache(self, num_blocks: int | None, num_bytes: int) -> KVCache:
-        config, size, dtype = self.model_config, self.block_size, self.dtype
+        config, size, dtype = self._largest_part, self.block_size, self.dtype
         if num_blocks is None:
             num_blocks = num_blocks_in(num_bytes, config, size, dtype)
         check_fits(num_blocks, config, size, dtype, self._device)
         return make_kv_cache(
-            config, num_blocks=num_blocks, block_size=size, dtype=dtype, device=self._device
+            self._part, num_blocks=num_blocks, block_size=size, dtype=dtype, device=self._device
         )
 
 

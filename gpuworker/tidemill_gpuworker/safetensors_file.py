@@ -73,14 +73,16 @@ class SafetensorsFile:
         Raises:
             UnsupportedModel: the tensor is stored in a dtype other than the plain float ones.
         """
-        entry = self.entries[name]
-        if entry.dtype not in FLOAT_DTYPES:
-            raise UnsupportedModel(
-                f"{self.path}: tensor {name} is stored as {entry.dtype}",
-                fix=f"Use weights in one of {', '.join(FLOAT_DTYPES)}.",
-            )
+        entry = self._plain(name)
         if target.numel():
             target.copy_(self._mapped(entry))
+            self._forget(entry)
+
+    def copy_part_into(self, name: str, target: torch.Tensor, dim: int, start: int) -> None:
+        """Copy what ``target`` has room for from ``start`` along ``dim``; raises as above."""
+        entry = self._plain(name)
+        if target.numel():
+            target.copy_(self._mapped(entry).narrow(dim, start, target.shape[dim]))
             self._forget(entry)
 
     def read(self, name: str) -> torch.Tensor:
@@ -110,6 +112,15 @@ class SafetensorsFile:
         """Return the first bytes of a tensor, at most ``num_bytes``."""
         entry = self.entries[name]
         return self._map[entry.start : min(entry.end, entry.start + num_bytes)]
+
+    def _plain(self, name: str) -> TensorEntry:
+        entry = self.entries[name]
+        if entry.dtype not in FLOAT_DTYPES:
+            raise UnsupportedModel(
+                f"{self.path}: tensor {name} is stored as {entry.dtype}",
+                fix=f"Use weights in one of {', '.join(FLOAT_DTYPES)}.",
+            )
+        return entry
 
     def _open(self, path: Path) -> None:
         with path.open("rb") as file:

@@ -7,12 +7,14 @@ import torch
 from tidemill_gpuworker.inputs import StepInputs
 from tidemill_gpuworker.layer_config import LayerConfig
 from tidemill_gpuworker.linear import Linear
-from tidemill_gpuworker.linear_loader import load_linear
 from tidemill_gpuworker.loader import Checkpoint
 from tidemill_gpuworker.model_config import ModelConfig
 from tidemill_gpuworker.model_families import FAMILIES
 from tidemill_gpuworker.models.norms import Norm, load_norm
 from tidemill_gpuworker.models.rotary import Rotation
+from tidemill_gpuworker.parallel.collectives import Collectives
+from tidemill_gpuworker.parallel.shard import Section
+from tidemill_gpuworker.parallel.split_linear import load_columns, load_rows
 from tidemill_gpuworker.rope import RopeConfig
 from tidemill_kernels import AttentionBackend
 
@@ -24,6 +26,7 @@ class StepContext:
     rotations: dict[RopeConfig, Rotation]
     inputs: StepInputs
     backend: AttentionBackend
+    ranks: Collectives
 
 
 class QueryKeyNorms:
@@ -47,7 +50,10 @@ class QueryKeyNorms:
 
 
 class Attention:
-    """Writes the step's keys and values to the cache, then attends to what a layer may see."""
+    """Writes the step's keys and values to the cache, then attends to what a layer may see.
+
+    Its heads are those of one rank; the outputs of all ranks add up.
+    """
 
     def __init__(
         self, config: ModelConfig, layer: LayerConfig, checkpoint: Checkpoint, prefix: str
@@ -60,11 +66,10 @@ class Attention:
         self._window = layer.window
         self._soft_cap = config.attention_soft_cap
         self._qkv = _load_qkv(config, checkpoint, prefix)
-        self._output = load_linear(
-            checkpoint,
-            [f"{prefix}.o_proj"],
-            [config.hidden_size],
+        self._output = load_rows(
+            *(checkpoint, f"{prefix}.o_proj", config.hidden_size),
             config.num_heads * config.head_dim,
+            config.shard,
             with_bias=config.output_bias,
         )
         self._norms = _load_qk_norms(config, checkpoint, prefix)
@@ -105,12 +110,13 @@ class Attention:
 
 
 def _load_qkv(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> Linear:
-    heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
-    rows = [count * config.head_dim for count in heads]
+    queries = Section(config.num_heads * config.head_dim, config.shard)
+    keys = Section(config.num_kv_heads * config.head_dim, config.kv_shard)
     names = [f"{prefix}.{name}_proj" for name in "qkv"]
     if FAMILIES[config.architecture].fused_qkv:
-        names, rows = [f"{prefix}.qkv_proj"], [sum(rows)]
-    return load_linear(checkpoint, names, rows, config.hidden_size, with_bias=config.qkv_bias)
+        names = [f"{prefix}.qkv_proj"]
+    sections = [queries, keys, keys]
+    return load_columns(checkpoint, names, sections, config.hidden_size, with_bias=config.qkv_bias)
 
 
 def _load_qk_norms(
@@ -131,4 +137,5 @@ def _load_qk_norms(
 def _load_sinks(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> torch.Tensor | None:
     if not FAMILIES[config.architecture].has_sinks:
         return None
-    return checkpoint.tensor(f"{prefix}.sinks", config.num_heads).float()
+    sections = [Section(config.num_heads, config.shard)]
+    return checkpoint.part(f"{prefix}.sinks", 0, sections).float()

@@ -1,20 +1,21 @@
 """Decoders of all native families over a flat token batch and a paged KV cache."""
 
 import torch
-from torch.nn import functional
 
 from tidemill_gpuworker.inputs import StepInputs
 from tidemill_gpuworker.kv_cache import KVCache
 from tidemill_gpuworker.layer_config import LayerConfig
-from tidemill_gpuworker.linear import make_linear
 from tidemill_gpuworker.loader import Checkpoint
 from tidemill_gpuworker.model_config import ModelConfig
 from tidemill_gpuworker.model_families import FAMILIES
 from tidemill_gpuworker.models.attention import Attention, StepContext
+from tidemill_gpuworker.models.ends import Embedding, Head, splits_vocabulary
 from tidemill_gpuworker.models.mlp import FeedForward, load_mlp
 from tidemill_gpuworker.models.moe import SparseMLP
 from tidemill_gpuworker.models.norms import Norm, load_norm
 from tidemill_gpuworker.models.rotary import RotaryEmbedding
+from tidemill_gpuworker.parallel.collectives import NO_COLLECTIVES, Collectives
+from tidemill_gpuworker.parallel.shard import EVERYTHING, Place
 from tidemill_kernels import AttentionBackend
 
 
@@ -42,18 +43,22 @@ class DecoderLayer:
     ) -> None:
         """Add the layer's output to the residual stream ``x`` [tokens, hidden] in place."""
         attended = self._attention(self._attention_in(x), key_cache, value_cache, context)
+        attended = context.ranks.add_up(attended)
         x.add_(self._attention_out(attended), alpha=self._multiplier)
-        x.add_(self._mlp_out(self._mlp(self._mlp_in(x))), alpha=self._multiplier)
+        transformed = context.ranks.add_up(self._mlp(self._mlp_in(x)))
+        x.add_(self._mlp_out(transformed), alpha=self._multiplier)
 
 
 class Decoder:
-    """A whole decoder; its weights are loaded by the constructor.
+    """A decoder, or the part of it that one rank computes; the constructor loads its weights.
 
     Args:
-        config: the model's shape.
+        config: the shape of the part.
         checkpoint: where its weights are.
         max_model_len: the longest context that will be served.
         num_positions: the longest sequence that there is room for.
+        place: which part it is.
+        ranks: the others.
 
     Raises:
         DamagedModel: a weight is missing or shaped otherwise than the config says.
@@ -67,53 +72,57 @@ class Decoder:
         *,
         max_model_len: int,
         num_positions: int,
+        place: Place = EVERYTHING,
+        ranks: Collectives = NO_COLLECTIVES,
     ) -> None:
-        vocabulary = (config.vocab_size, config.hidden_size)
-        self._embedding = checkpoint.tensor("model.embed_tokens.weight", *vocabulary)
-        # Rounded to the model's dtype, as transformers does.
-        self._multiplier = float(torch.tensor(config.embedding_multiplier).to(self._embedding))
+        self._hidden_size, self._ranks = config.hidden_size, ranks
+        self._like = torch.empty(0, dtype=checkpoint.dtype, device=checkpoint.device)
+        self._embedding = None if place.stage.index else Embedding(config, checkpoint)
         self._rotaries = {
             rope: RotaryEmbedding(
-                rope.for_context(max_model_len), config.head_dim, num_positions, self._embedding
+                rope.for_context(max_model_len), config.head_dim, num_positions, self._like
             )
             for rope in {layer.rope for layer in config.layers if layer.rope is not None}
         }
         self._layers = [
             DecoderLayer(config, layer, checkpoint, f"model.layers.{index}")
-            for index, layer in enumerate(config.layers)
+            for index, layer in enumerate(config.layers, config.first_layer)
         ]
-        self._norm = load_norm(config, checkpoint, "model.norm", config.hidden_size)
-        tied = config.tie_word_embeddings
-        self._lm_head = make_linear(
-            self._embedding if tied else checkpoint.tensor("lm_head.weight", *vocabulary)
+        has_head = place.leads or splits_vocabulary(config)
+        self._head = (
+            Head(config, checkpoint, self._embedding, ranks)
+            if self._embedding is not None and has_head
+            else None
         )
-        self._logits_divisor = config.logits_divisor
-        self._logits_soft_cap = config.final_soft_cap
+
+    @property
+    def head_is_split(self) -> bool:
+        """Whether the other ranks of the first stage take part in ``logits``."""
+        return self._head is not None and self._head.is_split
 
     def __call__(
         self, inputs: StepInputs, cache: KVCache, backend: AttentionBackend
     ) -> torch.Tensor:
         """Run a step; returns the hidden states [tokens, hidden], not yet normalised.
 
-        Mutates the cache.
+        Mutates the cache.  On later stages of a pipeline the result means nothing.
         """
         rotations = {rope: table.at(inputs.positions) for rope, table in self._rotaries.items()}
-        context = StepContext(rotations, inputs, backend)
-        x = functional.embedding(inputs.token_ids, self._embedding)
-        if self._multiplier != 1.0:
-            x.mul_(self._multiplier)
+        context = StepContext(rotations, inputs, backend, self._ranks)
+        x = self._enter(inputs.token_ids)
         for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
             layer(x, keys, values, context)
-        return x
+        return self._ranks.pass_on(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [rows, vocabulary] of some rows of the hidden states."""
-        logits = self._lm_head(self._norm(hidden)).float()
-        if self._logits_divisor != 1.0:
-            logits.div_(self._logits_divisor)
-        if self._logits_soft_cap:
-            logits.div_(self._logits_soft_cap).tanh_().mul_(self._logits_soft_cap)
-        return logits
+        assert self._head is not None, "the rank has a head"
+        return self._head(hidden)
+
+    def _enter(self, token_ids: torch.Tensor) -> torch.Tensor:
+        if self._embedding is not None:
+            return self._embedding(token_ids)
+        return self._ranks.receive_hidden(self._like.new_empty(len(token_ids), self._hidden_size))
 
 
 def _identity(x: torch.Tensor) -> torch.Tensor:

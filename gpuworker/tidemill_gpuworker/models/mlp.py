@@ -6,10 +6,11 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from tidemill_gpuworker.linear_loader import load_linear
 from tidemill_gpuworker.loader import Checkpoint
 from tidemill_gpuworker.model_config import ModelConfig
 from tidemill_gpuworker.model_families import FAMILIES
+from tidemill_gpuworker.parallel.shard import Section
+from tidemill_gpuworker.parallel.split_linear import load_columns, load_rows
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 FeedForward = Callable[[torch.Tensor], torch.Tensor]
@@ -24,13 +25,13 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)).
+    """down(activation(gate(x)) * up(x)), of which the ranks' parts add up.
 
     Args:
         config: the model's.
         checkpoint: where the weights are.
         prefix: what the names of the three layers start with.
-        inner: features between them.
+        inner: features between them, on one rank.
         names: the layers, as gate, up and down.
         fused: whether gate and up come as one tensor, called ``gate_up_proj``.
     """
@@ -46,12 +47,13 @@ class GatedMLP:
         fused: bool = False,
     ) -> None:
         hidden, bias = config.hidden_size, config.mlp_bias
-        inputs, rows = [f"{prefix}.{name}" for name in names[:2]], [inner, inner]
+        inputs = [f"{prefix}.{name}" for name in names[:2]]
         if fused:
-            inputs, rows = [f"{prefix}.gate_up_proj"], [2 * inner]
-        self._gate_up = load_linear(checkpoint, inputs, rows, hidden, with_bias=bias)
-        self._down = load_linear(
-            checkpoint, [f"{prefix}.{names[2]}"], [hidden], inner, with_bias=bias
+            inputs = [f"{prefix}.gate_up_proj"]
+        sections = [Section(inner, config.shard)] * 2
+        self._gate_up = load_columns(checkpoint, inputs, sections, hidden, with_bias=bias)
+        self._down = load_rows(
+            checkpoint, f"{prefix}.{names[2]}", hidden, inner, config.shard, with_bias=bias
         )
         self._activation = _ACTIVATIONS[config.activation]
 
@@ -62,12 +64,15 @@ class GatedMLP:
 
 
 class PlainMLP:
-    """c_proj(activation(c_fc(x)))."""
+    """c_proj(activation(c_fc(x))), of which the ranks' parts add up."""
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> None:
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self._up = load_linear(checkpoint, [f"{prefix}.c_fc"], [inner], hidden, with_bias=bias)
-        self._down = load_linear(checkpoint, [f"{prefix}.c_proj"], [hidden], inner, with_bias=bias)
+        sections = [Section(inner, config.shard)]
+        self._up = load_columns(checkpoint, [f"{prefix}.c_fc"], sections, hidden, with_bias=bias)
+        self._down = load_rows(
+            checkpoint, f"{prefix}.c_proj", hidden, inner, config.shard, with_bias=bias
+        )
         self._activation = _ACTIVATIONS[config.activation]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from tidemill_gpuworker.model_config import ModelConfig
 from tidemill_gpuworker.model_families import FAMILIES
 from tidemill_gpuworker.model_family import Experts
 from tidemill_gpuworker.models.mlp import FeedForward, GatedMLP
+from tidemill_gpuworker.parallel.shard import WHOLE, Section, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,9 @@ class TopRouter:
 class ClampedExpert:
     """An expert of GPT-OSS: down((clamp(up) + 1) * gate * sigmoid(alpha * gate))."""
 
-    def __init__(self, moe: MoeConfig, tensors: dict[str, torch.Tensor], index: int) -> None:
+    def __init__(
+        self, moe: MoeConfig, tensors: dict[str, torch.Tensor], index: int, shard: Shard = WHOLE
+    ) -> None:
         # Gate and up come interleaved, and both matrices are stored as [in, out].
         gate_up = tensors["gate_up_proj"][index].T
         bias = tensors["gate_up_proj_bias"][index]
@@ -83,7 +86,9 @@ class ClampedExpert:
             torch.cat((gate_up[::2], gate_up[1::2])), torch.cat((bias[::2], bias[1::2]))
         )
         self._down = make_linear(
-            tensors["down_proj"][index].T.contiguous(), tensors["down_proj_bias"][index].clone()
+            tensors["down_proj"][index].T.contiguous(),
+            # Added once, by one rank.
+            None if shard.index else tensors["down_proj_bias"][index].clone(),
         )
         self._alpha, self._limit = moe.alpha, moe.limit
 
@@ -108,7 +113,10 @@ class SharedExpert:
 
 
 class SparseMLP:
-    """The weighted sum of the chosen experts, computed expert by expert."""
+    """The weighted sum of the chosen experts, computed expert by expert.
+
+    A rank holds a part of every expert; the ranks' sums add up.
+    """
 
     def __init__(
         self, config: ModelConfig, moe: MoeConfig, checkpoint: Checkpoint, prefix: str
@@ -145,11 +153,11 @@ def _load_clamped_experts(
     config: ModelConfig, moe: MoeConfig, checkpoint: Checkpoint, name: str
 ) -> list[FeedForward]:
     count, hidden, inner = moe.num_experts, config.hidden_size, moe.intermediate_size
-    shapes = {
-        "gate_up_proj": (count, hidden, 2 * inner),
-        "gate_up_proj_bias": (count, 2 * inner),
-        "down_proj": (count, inner, hidden),
-        "down_proj_bias": (count, hidden),
+    gate_up, down = [Section(2 * inner, config.shard)], [Section(inner, config.shard)]
+    tensors = {
+        "gate_up_proj": checkpoint.part(f"{name}.gate_up_proj", 2, gate_up, count, hidden),
+        "gate_up_proj_bias": checkpoint.part(f"{name}.gate_up_proj_bias", 1, gate_up, count),
+        "down_proj": checkpoint.part(f"{name}.down_proj", 1, down, count, hidden),
+        "down_proj_bias": checkpoint.tensor(f"{name}.down_proj_bias", count, hidden),
     }
-    tensors = {part: checkpoint.tensor(f"{name}.{part}", *shape) for part, shape in shapes.items()}
-    return [ClampedExpert(moe, tensors, index) for index in range(count)]
+    return [ClampedExpert(moe, tensors, index, config.shard) for index in range(count)]

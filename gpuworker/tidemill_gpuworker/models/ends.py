@@ -1,0 +1,71 @@
+"""What comes before the first layer of a decoder and after the last one."""
+
+import torch
+from torch.nn import functional
+
+from tidemill_gpuworker.linear import make_linear
+from tidemill_gpuworker.loader import Checkpoint
+from tidemill_gpuworker.model_config import ModelConfig
+from tidemill_gpuworker.models.norms import load_norm
+from tidemill_gpuworker.parallel.collectives import Collectives
+from tidemill_gpuworker.parallel.shard import Section
+
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+class Embedding:
+    """The vectors of the tokens; every rank of the first stage has all of them."""
+
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
+        self.weight = checkpoint.tensor(_EMBEDDING, config.vocab_size, config.hidden_size)
+        # Rounded to the model's dtype, as transformers does.
+        self._multiplier = float(torch.tensor(config.embedding_multiplier).to(self.weight))
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return a new [tokens, hidden] tensor."""
+        x = functional.embedding(token_ids, self.weight)
+        return x if self._multiplier == 1.0 else x.mul_(self._multiplier)
+
+
+class Head:
+    """From hidden states to logits, each rank of the first stage for a part of the vocabulary.
+
+    Where the vocabulary has no equal parts, the leader computes all of it.
+    """
+
+    def __init__(
+        self, config: ModelConfig, checkpoint: Checkpoint, embedding: Embedding, ranks: Collectives
+    ) -> None:
+        self._norm = load_norm(config, checkpoint, "model.norm", config.hidden_size)
+        self.is_split = splits_vocabulary(config)
+        self._project = make_linear(_head_weight(config, checkpoint, embedding))
+        self._divisor = config.logits_divisor
+        self._soft_cap = config.final_soft_cap
+        self._ranks = ranks
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [rows, vocabulary]; on ranks that do not lead, of a part of it."""
+        logits = self._project(self._norm(hidden)).float()
+        if self.is_split:
+            logits = self._ranks.put_together(logits)
+        if self._divisor != 1.0:
+            logits.div_(self._divisor)
+        if self._soft_cap:
+            logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
+        return logits
+
+
+def splits_vocabulary(config: ModelConfig) -> bool:
+    """Whether each rank computes the logits of a part of the vocabulary."""
+    return not config.shard.is_whole and config.vocab_size % config.shard.count == 0
+
+
+def _head_weight(config: ModelConfig, checkpoint: Checkpoint, embedding: Embedding) -> torch.Tensor:
+    if not splits_vocabulary(config):
+        if config.tie_word_embeddings:
+            return embedding.weight
+        return checkpoint.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+    part = Section(config.vocab_size // config.shard.count, config.shard)
+    if config.tie_word_embeddings:
+        return embedding.weight.narrow(0, part.start, part.size)
+    return checkpoint.part("lm_head.weight", 0, [part], config.hidden_size)

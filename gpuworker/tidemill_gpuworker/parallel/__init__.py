@@ -1,0 +1,1 @@
+"""One model over several processes: parts of its layers, and layers of its whole."""

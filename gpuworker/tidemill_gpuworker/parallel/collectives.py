@@ -1,0 +1,137 @@
+"""What the ranks of a model exchange while they compute."""
+
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from tidemill_gpuworker.parallel.shard import Place, place_of
+
+
+class Collectives(Protocol):
+    """The other ranks, as the model sees them."""
+
+    def add_up(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of ``x`` over the ranks of this stage, in place."""
+        ...
+
+    def receive_hidden(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the stage before computed, in place of ``x``."""
+        ...
+
+    def pass_on(self, x: torch.Tensor) -> torch.Tensor:
+        """Hand the hidden states to the next stage.
+
+        Returns, on the first stage, those that come out of the last one.
+        """
+        ...
+
+    def share_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the leader's ``x`` on all ranks of its stage, in place."""
+        ...
+
+    def put_together(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [rows, features of all] on the leader for a part of the features on each rank."""
+        ...
+
+
+class NoCollectives:
+    """A model in one process."""
+
+    def add_up(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x``."""
+        return x
+
+    def receive_hidden(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x``."""
+        return x
+
+    def pass_on(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x``."""
+        return x
+
+    def share_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x``."""
+        return x
+
+    def put_together(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x``."""
+        return x
+
+
+NO_COLLECTIVES = NoCollectives()
+
+
+class ProcessGroup:
+    """The ranks over ``torch.distributed``: NCCL between GPUs, gloo between CPUs.
+
+    One at a time in a process.  ``store`` is a file that all ranks can open; a rank that is not
+    heard of for ``timeout_seconds`` within a step makes the others raise RuntimeError.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        tensor_size: int,
+        num_stages: int,
+        device: torch.device,
+        store: str,
+        timeout_seconds: float,
+    ) -> None:
+        self.place: Place = place_of(rank, tensor_size, num_stages)
+        self._rank, self._world = rank, tensor_size * num_stages
+        self._leader_of_stage = rank - self.place.tensor.index
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=self._world,
+            timeout=timedelta(seconds=timeout_seconds),
+            device_id=device if device.type == "cuda" else None,
+        )
+        # All ranks must take part in making every group.
+        groups = [
+            dist.new_group(list(range(first, first + tensor_size)))
+            for first in range(0, self._world, tensor_size)
+        ]
+        self._stage = groups[self.place.stage.index]
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group()
+
+    def add_up(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of ``x`` over the ranks of this stage, in place."""
+        if not self.place.tensor.is_whole:
+            x = x.contiguous()
+            dist.all_reduce(x, group=self._stage)
+        return x
+
+    def receive_hidden(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the stage before computed, in place of ``x``."""
+        dist.recv(x, (self._rank - self.place.tensor.count) % self._world)
+        return x
+
+    def pass_on(self, x: torch.Tensor) -> torch.Tensor:
+        """Hand the hidden states to the next stage; the first gets those of the last."""
+        stage = self.place.stage
+        if not stage.is_whole:
+            dist.send(x.contiguous(), (self._rank + self.place.tensor.count) % self._world)
+            return x if stage.index else self.receive_hidden(torch.empty_like(x))
+        return x
+
+    def share_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the leader's ``x`` on all ranks of its stage, in place."""
+        x = x.contiguous()
+        dist.broadcast(x, self._leader_of_stage, group=self._stage)
+        return x
+
+    def put_together(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [rows, features of all] on the leader for a part of the features on each rank."""
+        x = x.contiguous()
+        leads = not self.place.tensor.index
+        parts = [torch.empty_like(x) for _ in range(self.place.tensor.count)] if leads else None
+        dist.gather(x, parts, self._leader_of_stage, group=self._stage)
+        return x if parts is None else torch.cat(parts, dim=-1)

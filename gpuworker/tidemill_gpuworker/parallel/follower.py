@@ -1,0 +1,108 @@
+"""What a rank that follows does: the leader's orders, one after another."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tidemill.protocol.errors import TidemillError
+from tidemill_gpuworker.block_copier import BlockCopier
+from tidemill_gpuworker.kv_cache import KVCache, make_kv_cache
+from tidemill_gpuworker.loader import Checkpoint
+from tidemill_gpuworker.model_choice import LoadOptions, NativeSource
+from tidemill_gpuworker.model_config import ModelConfig
+from tidemill_gpuworker.models.decoder import Decoder
+from tidemill_gpuworker.parallel import orders
+from tidemill_gpuworker.parallel.channel import Channel
+from tidemill_gpuworker.parallel.collectives import ProcessGroup
+from tidemill_gpuworker.parallel.split_config import split_config
+from tidemill_kernels import select_backend
+
+_log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Holds its part of the model and of the KV cache; ``join`` are the fields of that order.
+
+    An order that cannot be carried out ends the process, and so the worker.
+    """
+
+    def __init__(self, channel: Channel, join: dict[str, Any]) -> None:
+        self._channel = channel
+        self._device = torch.device(join["device"])
+        if join["num_threads"] is not None:
+            torch.set_num_threads(join["num_threads"])
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        self._group = ProcessGroup(
+            rank=join["rank"],
+            tensor_size=join["tensor_size"],
+            num_stages=join["num_stages"],
+            device=self._device,
+            store=join["store"],
+            timeout_seconds=join["timeout_seconds"],
+        )
+        self._backend = select_backend(self._device)
+        self._orders: dict[str, Callable[[dict[str, Any]], None]] = {
+            orders.LOAD: self._load,
+            orders.CACHE: self._make_cache,
+            orders.COPY: lambda fields: self._copier.run(orders.unpack_copies(fields)),
+            orders.STEP: self._step,
+            orders.LOGITS: self._logits,
+        }
+        channel.send(orders.DONE)
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Obey until the leader is gone, which ``Channel`` tells with ``EngineFailed``."""
+        while True:
+            name, fields = self._channel.receive()
+            self._orders[name](fields)
+
+    def _load(self, fields: dict[str, Any]) -> None:
+        try:
+            self._model = self._load_model(fields)
+        except TidemillError as error:
+            self._channel.send(orders.FAILED, {"error": error.one_line()})
+            raise
+        self._channel.send(orders.DONE)
+
+    def _load_model(self, fields: dict[str, Any]) -> Decoder:
+        self._dtype: torch.dtype = getattr(torch, fields["dtype"])
+        self._block_size: int = fields["block_size"]
+        model_dir = Path(fields["model_dir"])
+        source = NativeSource(model_dir)
+        self._config: ModelConfig = split_config(source.model_config, self._group.place)
+        checkpoint = Checkpoint(model_dir, dtype=self._dtype, device=self._device)
+        options = LoadOptions(
+            dtype=self._dtype,
+            device=self._device,
+            backend=self._backend,
+            block_size=self._block_size,
+            max_model_len=fields["max_model_len"],
+            num_positions=fields["num_positions"],
+            place=self._group.place,
+            ranks=self._group,
+        )
+        return source.load(checkpoint, options)
+
+    def _make_cache(self, fields: dict[str, Any]) -> None:
+        self._cache: KVCache = make_kv_cache(
+            self._config,
+            num_blocks=fields["num_blocks"],
+            block_size=self._block_size,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        self._copier = BlockCopier(self._cache, fields["num_slots"])
+        self._channel.send(orders.DONE)
+
+    def _step(self, fields: dict[str, Any]) -> None:
+        self._model(orders.unpack_inputs(fields, self._device), self._cache, self._backend)
+
+    def _logits(self, fields: dict[str, Any]) -> None:
+        shape = (fields["num_rows"], self._config.hidden_size)
+        hidden = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self._model.logits(self._group.share_rows(hidden))

@@ -1,0 +1,100 @@
+"""The other ranks of a model, as the rank that leads them sees them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from tidemill_gpuworker.block_copies import BlockCopies
+from tidemill_gpuworker.inputs import StepInputs
+from tidemill_gpuworker.parallel.collectives import NO_COLLECTIVES, Collectives
+from tidemill_gpuworker.parallel.shard import EVERYTHING, Place
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """What a rank must know to load its part of a model."""
+
+    model_dir: Path
+    dtype: str
+    block_size: int
+    max_model_len: int
+    num_positions: int
+
+
+class Followers(Protocol):
+    """Told of all that the leader does with model and cache, so that they do the same.
+
+    Each method raises ``EngineFailed`` once a rank is gone.
+    """
+
+    @property
+    def place(self) -> Place:
+        """The leader's part of the model."""
+        ...
+
+    @property
+    def collectives(self) -> Collectives:
+        """What the leader computes together with them; to be asked for after ``load``."""
+        ...
+
+    def load(self, order: LoadOrder) -> None:
+        """Let them load their parts, while the leader loads its own."""
+        ...
+
+    def confirm(self) -> None:
+        """Wait until the last order is carried out."""
+        ...
+
+    def make_cache(self, num_blocks: int, num_slots: int) -> None:
+        """Let them make KV pools of so many blocks, and CPU tiers of so many slots."""
+        ...
+
+    def copy(self, copies: BlockCopies) -> None:
+        """Let them copy blocks."""
+        ...
+
+    def begin_step(self, inputs: StepInputs) -> None:
+        """Let them run a step, together with the leader."""
+        ...
+
+    def begin_logits(self, hidden: torch.Tensor) -> None:
+        """Let the first stage compute logits of these rows, together with the leader."""
+        ...
+
+    def failed(self, error: Exception) -> Exception:
+        """Note that the leader left a step unfinished, after which they can be of no use."""
+        ...
+
+
+class NoFollowers:
+    """A model in one process."""
+
+    place = EVERYTHING
+    collectives: Collectives = NO_COLLECTIVES
+
+    def load(self, order: LoadOrder) -> None:
+        """Do nothing."""
+
+    def confirm(self) -> None:
+        """Do nothing."""
+
+    def make_cache(self, num_blocks: int, num_slots: int) -> None:
+        """Do nothing."""
+
+    def copy(self, copies: BlockCopies) -> None:
+        """Do nothing."""
+
+    def begin_step(self, inputs: StepInputs) -> None:
+        """Do nothing."""
+
+    def begin_logits(self, hidden: torch.Tensor) -> None:
+        """Do nothing."""
+
+    def failed(self, error: Exception) -> Exception:
+        """Return the error: the next step may do better."""
+        return error
+
+
+NO_FOLLOWERS = NoFollowers()

@@ -1,0 +1,67 @@
+"""The leader's part of a model, which the other ranks compute together with it."""
+
+import torch
+
+from tidemill_gpuworker.block_copier import BlockCopier
+from tidemill_gpuworker.block_copies import BlockCopies
+from tidemill_gpuworker.inputs import StepInputs
+from tidemill_gpuworker.kv_cache import KVCache
+from tidemill_gpuworker.model_choice import Model
+from tidemill_gpuworker.models.decoder import Decoder
+from tidemill_gpuworker.parallel.followers import Followers
+from tidemill_kernels import AttentionBackend
+
+
+class LeadingModel:
+    """Tells the ranks what to compute, then computes its own part.
+
+    Raises ``EngineFailed`` if anything fails: the ranks stand in the middle of a step then.
+    """
+
+    def __init__(self, model: Decoder, followers: Followers) -> None:
+        self._model = model
+        self._followers = followers
+
+    def __call__(
+        self, inputs: StepInputs, cache: KVCache, backend: AttentionBackend
+    ) -> torch.Tensor:
+        """Run a step as ``Decoder`` does."""
+        self._followers.begin_step(inputs)
+        try:
+            return self._model(inputs, cache, backend)
+        except Exception as error:
+            raise self._followers.failed(error) from error
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [rows, vocabulary] of some rows of the hidden states."""
+        if not self._model.head_is_split or not len(hidden):
+            return self._model.logits(hidden)
+        self._followers.begin_logits(hidden)
+        try:
+            return self._model.logits(self._followers.collectives.share_rows(hidden))
+        except Exception as error:
+            raise self._followers.failed(error) from error
+
+
+class LeadingCopier:
+    """Copies blocks on all ranks."""
+
+    def __init__(self, copier: BlockCopier, followers: Followers) -> None:
+        self._copier = copier
+        self._followers = followers
+
+    def run(self, copies: BlockCopies) -> None:
+        """Make the copies as ``BlockCopier`` does."""
+        self._followers.copy(copies)
+        try:
+            self._copier.run(copies)
+        except Exception as error:
+            raise self._followers.failed(error) from error
+
+
+def lead(model: Model, followers: Followers) -> Model:
+    """Return the model as the leader runs it."""
+    if followers.place.is_whole:
+        return model
+    assert isinstance(model, Decoder), "only native models are split"
+    return LeadingModel(model, followers)
