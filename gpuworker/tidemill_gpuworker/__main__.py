@@ -60,6 +60,8 @@ def _serve(config: WorkerConfig) -> bool:
     with contextlib.ExitStack() as open_files:
         steps = open_files.enter_context(StepLog(config.step_log)) if config.step_log else None
         model = load_served_model(config, *([steps.write] if steps else []))
+        if model.ranks is not None:
+            open_files.callback(model.ranks.close)
         process = WorkerProcess(model, process_config(config))
         with Drain() as drain, _metrics_endpoint(config, process):
             done = process.run(drain, on_ready=lambda: _announce(config, model))

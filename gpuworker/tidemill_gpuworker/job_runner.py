@@ -11,6 +11,7 @@ from tidemill.protocol.messages import FinishedSequence, JobEnd, Usage
 from tidemill.protocol.states import FinishReason, JobState
 from tidemill.protocol.structured import StructuredOutput
 from tidemill_gpuworker import metrics
+from tidemill_gpuworker.beam_group import BeamGroup
 from tidemill_gpuworker.choice_group import ChoiceGroup
 from tidemill_gpuworker.claims import Claim, Refusal
 from tidemill_gpuworker.engine_probe import probe, smallest_sequence
@@ -135,6 +136,10 @@ class JobRunner:
             outputs = self._engine.step()
         except NoTokenLeft as error:
             self._fail_hopeless(error)
+            return
+        except EngineFailed as error:
+            _log.error("%s", error)
+            self.fault = error
             return
         except Exception as error:
             # The outermost frame of a step: whatever the engine broke on, the worker goes on.
@@ -302,7 +307,7 @@ class JobRunner:
 
 
 def _scored_prompt(seq: Work) -> ScoredPrompt | None:
-    if isinstance(seq, ChoiceGroup):
+    if isinstance(seq, ChoiceGroup | BeamGroup):
         seq = seq.lead
     if not isinstance(seq, Sequence):
         return None

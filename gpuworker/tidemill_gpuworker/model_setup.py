@@ -1,5 +1,6 @@
 """Loads a model and builds the engine that serves it."""
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -20,6 +21,9 @@ from tidemill_gpuworker.kv_cache import available_bytes
 from tidemill_gpuworker.model_choice import choose_model
 from tidemill_gpuworker.model_runner import ModelRunner
 from tidemill_gpuworker.output_processor import OutputProcessor
+from tidemill_gpuworker.parallel.followers import NO_FOLLOWERS
+from tidemill_gpuworker.parallel.setup import make_team, threads_per_rank
+from tidemill_gpuworker.parallel.team import Team, device_of
 from tidemill_gpuworker.sampler import LogprobsMode, Sampler
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.served_model import ServedModel
@@ -50,6 +54,21 @@ def load_model(
     fit the model or the device.
     """
     device = _device(config.device)
+    team = make_team(config, device)
+    with contextlib.ExitStack() as on_failure:
+        if team is not None:
+            on_failure.callback(team.close)
+        model = _load_model(config, on_step, device, team)
+        on_failure.pop_all()
+    return model
+
+
+def _load_model(
+    config: WorkerConfig,
+    on_step: Callable[[StepFeatures], None],
+    device: str,
+    team: Team | None,
+) -> ServedModel:
     swap_space_bytes = _swap_space_bytes(config, device)
     speculation = config.speculative_config
     source = choose_model(config.model_dir, config.model_impl)
@@ -57,7 +76,7 @@ def load_model(
     tokenizer = Tokenizer.from_directory(config.model_dir)
     runner = ModelRunner(
         config.model_dir,
-        device=device,
+        device=device if team is None else device_of(device, 0),
         dtype=config.dtype,
         block_size=config.block_size,
         num_blocks=config.num_gpu_blocks_override,
@@ -68,9 +87,10 @@ def load_model(
         max_num_batched_tokens=_step_tokens(config, device, max_model_len),
         num_drafted=speculation.num_speculative_tokens if speculation else 0,
         max_model_len=config.max_model_len,
-        num_threads=config.num_threads,
+        num_threads=threads_per_rank(config, device),
         source=source,
         quantization=config.quantization,
+        followers=team or NO_FOLLOWERS,
     )
     _check_eos(config, runner, tokenizer)
     _check_max_logprobs(config.max_logprobs, runner.model_config.vocab_size)
@@ -82,6 +102,7 @@ def load_model(
         card=_card(config, runner, tokenizer),
         info=_info(config, step_config, runner),
         grammars=grammar_compiler(tokenizer, runner.model_config.vocab_size),
+        ranks=team,
     )
 
 
@@ -96,7 +117,8 @@ def _cache_bytes(config: WorkerConfig, device: str) -> int | None:
         return config.kv_cache_memory_bytes
     if device != "cpu":
         return None
-    return min(_CPU_CACHE_BYTES, int(available_bytes(torch.device(device)) * _CPU_CACHE_SHARE))
+    share = _CPU_CACHE_SHARE * available_bytes(torch.device(device))
+    return min(_CPU_CACHE_BYTES, int(share)) // config.num_ranks
 
 
 def _check_eos(config: WorkerConfig, runner: ModelRunner, tokenizer: Tokenizer) -> None:

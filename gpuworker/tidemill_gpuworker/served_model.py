@@ -1,6 +1,8 @@
 """A loaded model, ready to run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from tidemill.protocol.messages import ModelCard, WorkerInfo
 from tidemill.service.tokenizer import Tokenizer
@@ -8,12 +10,24 @@ from tidemill_gpuworker.kind_work import JobEngine, KindWork
 from tidemill_gpuworker.structured_output.compiler import GrammarCompiler
 
 
+class Ranks(Protocol):
+    """The processes that hold other parts of the model."""
+
+    def watch(self, on_lost: Callable[[Exception], None]) -> None:
+        """Tell, on another thread, once one of them has ended by itself."""
+        ...
+
+    def close(self) -> None:
+        """End them."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """The engine that runs the model, and what the other processes must know of it.
 
     ``kinds`` brings jobs of another kind than *generate* into the engine; it is missing where the
-    model generates.
+    model generates.  ``ranks`` are to be closed once the engine is not used any more.
     """
 
     engine: JobEngine
@@ -22,3 +36,4 @@ class ServedModel:
     info: WorkerInfo
     grammars: GrammarCompiler | None = None
     kinds: KindWork | None = None
+    ranks: Ranks | None = None

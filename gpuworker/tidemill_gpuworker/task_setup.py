@@ -23,6 +23,11 @@ def load_served_model(
         from tidemill_gpuworker.model_setup import load_model
 
         return load_model(config, on_step)
+    if config.num_ranks > 1:
+        raise ConfigError(
+            f"a model for {task} is not split over several ranks",
+            fix="Leave out --tensor-parallel-size and --pipeline-parallel-size.",
+        )
     if config.quantization is not None:
         raise ConfigError(
             f"--quantization is for models that generate, this one is for {task}",

@@ -81,6 +81,8 @@ class WorkerConfig:
     enable_prefix_caching: bool = True
     swap_space: float | None = None
     preemption_mode: PreemptionMode = "recompute"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     num_threads: int | None = None
     metrics_port: int | None = None
     max_step_seconds: float = 60.0
@@ -89,6 +91,11 @@ class WorkerConfig:
     max_retry_seconds: float = 60.0
     step_log: Path | None = None
     ready_fd: int | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that the model is split over."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 def parse_config(arguments: Sequence[str], service: ServiceConfig) -> WorkerConfig:
@@ -125,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_model_options(parser.add_argument_group("model"))
+    _add_parallel_options(parser.add_argument_group("parallel"))
     _add_cache_options(parser.add_argument_group("KV cache"))
     _add_step_options(parser.add_argument_group("engine step"))
     _add_sampling_options(parser.add_argument_group("sampling"))
@@ -176,6 +184,26 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         type=_count,
         metavar="TOKENS",
         help="longest prompt and output together (the model's own limit)",
+    )
+
+
+def _add_parallel_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="split each layer over N processes, on GPUs one each (%(default)s)",
+    )
+    group.add_argument(
+        "--pipeline-parallel-size",
+        "-pp",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="split the layers into N stages, each with its processes, for a model that does not"
+        " fit otherwise; they compute one after another (%(default)s)",
     )
 
 

@@ -81,6 +81,7 @@ class WorkerProcess:
 
     def __init__(self, model: ServedModel, config: ProcessConfig) -> None:
         self._config = config
+        self._ranks = model.ranks
         self._client = self._connect(model.info.worker_id)
         self._beat_client = self._connect(f"{model.info.worker_id}-beat")
         self._keys = ShardKeys(config.shard)
@@ -137,6 +138,8 @@ class WorkerProcess:
         for thread in self._threads.values():
             thread.start()
         on_ready()
+        if self._ranks is not None:
+            self._ranks.watch(self._died)
         try:
             self._worker.run()
         finally:
