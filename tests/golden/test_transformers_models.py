@@ -8,16 +8,22 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from support.fake_engine import make_seq
 from support.golden_models import GOLDEN, WINDOW, make_golden_model, save_golden_model
 from support.golden_runs import check_run, make_prompts
 from support.greedy import generate_greedily, reference_outputs
+from support.tiny_tokenizers import byte_level_tokenizer
 from support.transformers_models import CASES, REFUSED, make_config, save_case
 from tidemill.protocol.errors import DamagedModel, ModelNotFound, UnsafeModel, UnsupportedModel
+from tidemill.service.config import load_config
+from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.model_choice import NativeSource, choose_model
 from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.model_setup import load_model
 from tidemill_gpuworker.step_config import StepConfig
 from tidemill_gpuworker.transformers_backend import attention, model
 from tidemill_gpuworker.transformers_backend.masks import window_of
+from tidemill_gpuworker.worker_config import ModelImpl, WorkerConfig
 
 IN_CHUNKS = StepConfig(max_model_len=256, max_num_batched_tokens=40, max_num_seqs=4)
 #: Learned positions; two kinds of layers and scaled logits; values narrower than keys and experts.
@@ -88,6 +94,37 @@ def test_preempted_sequences_generate_the_same_tokens(name: str, tmp_path: Path)
     check_run(reference, prompts, run)
 
 
+def make_config_of_worker(model_dir: Path, model_impl: ModelImpl) -> WorkerConfig:
+    byte_level_tokenizer().raw.save(str(model_dir / "tokenizer.json"))
+    return WorkerConfig(
+        model_dir=model_dir,
+        served_model_name="tiny",
+        redis_url="redis://unused",
+        service=load_config(),
+        model_impl=model_impl,
+        device="cpu",
+        dtype="float32",
+        num_gpu_blocks_override=32,
+    )
+
+
+def test_a_worker_generates_with_it(tmp_path: Path) -> None:
+    reference = save_case(CASES["opt"], tmp_path)
+    served = load_model(make_config_of_worker(tmp_path, "auto"))
+    assert served.card.max_model_len == 512
+    seq = make_seq([5, 300, 7], 6)
+    served.engine.add(seq)
+    while served.engine.has_work:
+        served.engine.step()
+    assert seq.output_ids == reference_outputs(reference, [[5, 300, 7]], 6)[0]
+
+
+def test_a_worker_heeds_the_wish_for_our_own_layers(tmp_path: Path) -> None:
+    save_case(CASES["opt"], tmp_path)
+    with pytest.raises(UnsupportedModel, match="OPTForCausalLM is not supported"):
+        load_model(make_config_of_worker(tmp_path, "native"))
+
+
 @pytest.mark.parametrize("name", ["qwen2", "gemma2"])
 def test_native_families_run_on_transformers_alike(name: str, tmp_path: Path) -> None:
     model_dir = save_golden_model(make_golden_model(name), tmp_path)
@@ -106,6 +143,25 @@ def test_native_families_run_on_transformers_alike(name: str, tmp_path: Path) ->
 def test_every_native_family_runs_on_transformers_too(name: str, tmp_path: Path) -> None:
     reference = make_golden_model(name)
     check_chunks(name, reference, save_golden_model(reference, tmp_path))
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_real_model_gives_the_tokens_of_its_native_family(demo_model_dir: Path) -> None:
+    tokenizer = Tokenizer.from_directory(demo_model_dir)
+    texts = ("The capital of France is", "Once upon a time, in a village by the sea,", "1, 1, 2, 3")
+    prompts = [tokenizer.encode(text) for text in texts]
+    config = StepConfig(max_model_len=512, max_num_batched_tokens=12, max_num_seqs=3)
+    outputs = [
+        generate_greedily(
+            ModelRunner(demo_model_dir, dtype="float32", num_blocks=32, source=source),
+            prompts,
+            12,
+            config,
+        ).outputs
+        for source in (choose_model(demo_model_dir), choose_model(demo_model_dir, "transformers"))
+    ]
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -191,11 +247,6 @@ def test_code_of_the_model_is_never_run(opt_dir: Path) -> None:
     path.write_text(path.read_text().replace("{", '{"auto_map": {"AutoConfig": "own.Config"},', 1))
     with pytest.raises(UnsafeModel, match="auto_map"):
         choose_model(opt_dir)
-
-
-def test_our_own_layers_can_be_insisted_on(opt_dir: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="OPTForCausalLM is not supported"):
-        choose_model(opt_dir, "native")
 
 
 def causal(_: Any, __: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

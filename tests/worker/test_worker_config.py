@@ -44,6 +44,18 @@ def test_flags_have_the_names_of_vllm(service: ServiceConfig) -> None:
     assert config.long_prefill_token_threshold == 8
 
 
+def test_a_model_may_be_named_in_three_ways(service: ServiceConfig) -> None:
+    for model, name in (
+        ("/models/smol", "smol"),
+        ("/models/smol-q4.gguf", "smol-q4"),
+        ("org/smol@v2", "org/smol"),
+    ):
+        config = parse_config(["--model", model, "--model-impl", "transformers"], service)
+        assert (config.model, config.served_model_name) == (model, name)
+        assert config.model_impl == "transformers"
+    assert parse_config(["--model", "d"], service).model_impl == "auto"
+
+
 def test_memory_and_steps_have_the_flags_of_vllm(service: ServiceConfig) -> None:
     default = parse_config(["--model", "d"], service)
     assert (default.swap_space, default.preemption_mode) == (None, "recompute")

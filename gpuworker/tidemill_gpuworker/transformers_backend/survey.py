@@ -188,6 +188,6 @@ def _window(call: _Call, notes: _Notes, max_model_len: int) -> int:
 def _try_window(mask: MaskFunction, max_model_len: int) -> int | None:
     try:
         return window_of(mask, max_model_len)
-    except RuntimeError:
+    except (RuntimeError, IndexError):
         # The mask reads a tensor, which has no content here: it is more than a rule of positions.
         return None
