@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from scheduling_runs import TRACES
 
+from tidemill_scheduler.simulation.cli.progress import run_policies
 from tidemill_scheduler.simulation.cluster import Cluster
-from tidemill_scheduler.simulation.policies import make_policy
 from tidemill_scheduler.simulation.simulator import Simulation
 from tidemill_scheduler.simulation.traces import load_trace
 
@@ -52,7 +52,8 @@ def measure(copies: int, workers: int, traces: Path) -> dict[str, float]:
     # What waits makes no cycles, and looking through all of it again and again takes long.
     gc.disable()
     began, cpu_began = time.time(), time.process_time()
-    report = Simulation(Cluster(workers), workload).run(make_policy("tidemill"))
+    simulation = Simulation(Cluster(workers), workload)
+    report = run_policies(["tidemill"], simulation, workload.num_jobs)["tidemill"]
     cpu = time.process_time() - cpu_began
     return {
         "jobs": workload.num_jobs,
