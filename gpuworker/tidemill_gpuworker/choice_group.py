@@ -78,7 +78,7 @@ class ChoiceGroup:
             fresh[0].followers = fresh[1:]
         return begun + fresh[:1]
 
-    def take(self, output: SequenceOutput) -> list[GroupOutput]:
+    def take(self, output: SequenceOutput, engine: object = None) -> list[GroupOutput]:
         """Take what a step did for one of the sequences; return what of it is to be told."""
         choice = output.seq.choice
         if output.finish is not None:

@@ -11,7 +11,7 @@ import redis
 from tidemill.protocol import calls
 from tidemill.protocol.calls import REF_FIELDS, JobRef
 from tidemill.protocol.codec import decode
-from tidemill.protocol.errors import InvalidRequest, StreamGap, TidemillError
+from tidemill.protocol.errors import InvalidRequest, StreamGap, TidemillError, UnknownAdapter
 from tidemill.protocol.functions import Call
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import GenerateRequest, ModelCard, TokenChunk
@@ -19,6 +19,7 @@ from tidemill.protocol.prefix import ExtraKeys
 from tidemill.protocol.requests import Request, decode_request
 from tidemill.protocol.sampling import MAX_SEED
 from tidemill.protocol.states import JobState
+from tidemill.protocol.values import MAX_COUNT
 from tidemill.service.job_inputs import check_kind
 from tidemill.service.prompt import extra_keys, tokenize, validate
 from tidemill.service.tokenizer import Tokenizer
@@ -28,6 +29,8 @@ from tidemill_gpuworker.commands import Command
 from tidemill_gpuworker.failures import Failure, failure_of
 from tidemill_gpuworker.jobs import Job
 from tidemill_gpuworker.kind_work import KindClaim, KindWork
+from tidemill_gpuworker.lora.adapters import Adapters
+from tidemill_gpuworker.lora.layers import LoadedAdapter
 from tidemill_gpuworker.outbox import MAX_JOBS_PER_CALL
 from tidemill_gpuworker.work_clock import WorkClock
 
@@ -46,7 +49,11 @@ class Claim:
     seed: int
     extra_keys: ExtraKeys
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    adapter: LoadedAdapter | None = None
     written: tuple[TokenChunk, ...] = ()
+    #: What the model's context leaves for the output, and the tokens that end one.
+    max_output_tokens: int = MAX_COUNT
+    eos_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,7 @@ class ClaimLoader:
         clock: WorkClock,
         *,
         kinds: KindWork | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -96,6 +104,7 @@ class ClaimLoader:
         self._tokenizer = tokenizer
         self._clock = clock
         self._kinds = kinds
+        self._adapters = adapters
 
     def load(self, commands: Sequence[Command]) -> list[Claim | KindClaim | Refusal | None]:
         """One result per run command: None if that attempt is over already.
@@ -175,6 +184,7 @@ class ClaimLoader:
         check_kind(request, self._card)
         if not isinstance(request, GenerateRequest):
             return self._prepare_kind(job, request, written)
+        adapter = self._adapter(request.lora)
         prompt_ids = tokenize(request, self._tokenizer)
         validate(request, len(prompt_ids), self._card)
         return Claim(
@@ -182,12 +192,27 @@ class ClaimLoader:
             request=request,
             prompt_ids=prompt_ids,
             seed=seed_of(job.job_id, request),
-            extra_keys=extra_keys(salt, self._card.revision, request.cache_salt),
+            extra_keys=extra_keys(
+                salt,
+                self._card.revision,
+                request.cache_salt,
+                None if adapter is None else (adapter.name, adapter.digest),
+            ),
+            adapter=adapter,
             bad_word_ids=tokenize_bad_words(
                 request.params.bad_words, self._tokenizer, self._card.vocab_size
             ),
             written=written,
+            max_output_tokens=self._card.max_model_len - len(prompt_ids),
+            eos_token_ids=self._card.eos_token_ids,
         )
+
+    def _adapter(self, name: str | None) -> LoadedAdapter | None:
+        if name is None:
+            return None
+        if self._adapters is None:
+            raise UnknownAdapter(name)
+        return self._adapters.get(name)
 
     def _prepare_kind(
         self, job: Job, request: Request, written: tuple[TokenChunk, ...]

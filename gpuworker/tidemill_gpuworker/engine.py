@@ -80,7 +80,8 @@ class OutputProcessor(Protocol):
 class StepOutput:
     """What one step did for one sequence: its new tokens, their text, and its end if it ended.
 
-    ``logprobs`` has one entry per new token if the job asked for them.
+    ``logprobs`` has one entry per new token if the job asked for them; that of a beam, which gets
+    no token yet, is what the step found of its next one.
     """
 
     seq: Sequence
@@ -178,6 +179,18 @@ class Engine:
         self._held.pop(seq_id, None)
         return self.step_scheduler.abort(seq_id) or (resumed.seq if resumed else None)
 
+    def extend(self, seq: Sequence, token_id: int) -> None:
+        """Let a beam go on with a token, between steps."""
+        self.step_scheduler.extend(seq, token_id)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Take in a beam that begins with the computed tokens of another one, between steps."""
+        self.step_scheduler.fork(parent, child)
+
+    def replay(self, seq: Sequence) -> Output:
+        """Return the text of a sequence's output, and how it ended; computes nothing."""
+        return self._make_processor(seq).replay(seq.output_ids)
+
     def step(self) -> list[StepOutput]:
         """Run one step and return what it did for each sequence that got a token or ended.
 
@@ -191,7 +204,8 @@ class Engine:
         if plan.scheduled:
             seqs = [item.seq for item in plan.sampling]
             sampled = self._compute(plan, seqs)
-            self.step_scheduler.update(plan, [tuple(t.id for t in tokens) for tokens in sampled])
+            ids = [() if s.is_beam else _ids_of(t) for s, t in zip(seqs, sampled, strict=True)]
+            self.step_scheduler.update(plan, ids)
             followers = self._start_followers()
             new = [self._process(*pair) for pair in zip(seqs, sampled, strict=True)]
             new += [self._process(seq, (token,)) for seq, token in followers]
@@ -226,6 +240,8 @@ class Engine:
         if (held := self._held.pop(seq.seq_id, None)) is not None:
             self.step_scheduler.finish(seq)
             return held
+        if seq.is_beam:
+            return StepOutput(seq, (), "", None, _logprobs_of(tokens))
         text, finish, taken = "", None, 0
         for token in tokens:
             output = self._processors[seq.seq_id].process(token.id)
@@ -239,8 +255,7 @@ class Engine:
             del seq.output_ids[len(seq.output_ids) - len(tokens) + taken :]
             del self._processors[seq.seq_id]
             self.step_scheduler.finish(seq)
-        ids = tuple(token.id for token in tokens[:taken])
-        return StepOutput(seq, ids, text, finish, _logprobs_of(tokens[:taken]))
+        return StepOutput(seq, _ids_of(tokens[:taken]), text, finish, _logprobs_of(tokens[:taken]))
 
     def _count(self, plan: StepPlan, num_sampled: int) -> None:
         self.figures.num_steps += 1
@@ -259,6 +274,10 @@ class Engine:
         self.learner.observe(step)
         scheduler.step_cost = self.learner.cost
         self._on_step(step)
+
+
+def _ids_of(tokens: tuple[SampledToken, ...]) -> tuple[int, ...]:
+    return tuple(token.id for token in tokens)
 
 
 def _logprobs_of(tokens: tuple[SampledToken, ...]) -> tuple[TokenLogprobs, ...] | None:

@@ -1,8 +1,9 @@
 """Runs jobs of several outputs on an engine of single sequences."""
 
-from typing import Any
+from typing import Any, cast
 
 from tidemill.protocol.errors import NoTokenLeft
+from tidemill_gpuworker.beam_group import BeamEngine, BeamGroup
 from tidemill_gpuworker.choice_group import ChoiceGroup
 from tidemill_gpuworker.kind_work import JobEngine, Work, WorkOutput
 
@@ -15,7 +16,9 @@ class GroupEngine:
 
     def __init__(self, engine: JobEngine) -> None:
         self.inner = engine
-        self._groups: dict[str, ChoiceGroup] = {}
+        # Groups are made for engines of sequences alone.
+        self._beams = cast(BeamEngine, engine)
+        self._groups: dict[str, ChoiceGroup | BeamGroup] = {}
 
     @property
     def num_followers(self) -> int:
@@ -24,7 +27,7 @@ class GroupEngine:
 
     def add(self, work: Any) -> None:
         """Take in a job; raises ``InvalidRequest`` if it can never run."""
-        if not isinstance(work, ChoiceGroup):
+        if not isinstance(work, ChoiceGroup | BeamGroup):
             self.inner.add(work)
             return
         self._groups[work.seq_id] = work
@@ -59,7 +62,7 @@ class GroupEngine:
         group = self._groups.get(self._job_of(output.seq.seq_id))
         if group is None:
             return [output]
-        told = group.take(output)
+        told = group.take(output, self._beams)
         if told and told[-1].finish is not None:
             del self._groups[group.seq_id]
         return list(told)

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence as Several
 
+from tidemill.protocol.sampling import SamplingParams
+from tidemill_gpuworker.beam_choice import BeamChoice
+from tidemill_gpuworker.beam_group import BeamGroup, beam_params
 from tidemill_gpuworker.choice_group import ChoiceGroup, params_of
 from tidemill_gpuworker.claims import Claim
 from tidemill_gpuworker.outbox import Generated
@@ -10,13 +13,15 @@ from tidemill_gpuworker.sequence import Sequence
 _NOTHING = Generated([], 0)
 
 
-def work_of(claim: Claim, generated: Several[Generated]) -> Sequence | ChoiceGroup:
+def work_of(claim: Claim, generated: Several[Generated]) -> Sequence | ChoiceGroup | BeamGroup:
     """Return a sequence, or a group of them for a job of several outputs.
 
     ``generated`` is what earlier attempts told of each choice.  A job whose choices show at the
     end only begins anew.
     """
     params = claim.request.params
+    if params.use_beam_search:
+        return _beams(claim, params, generated)
     if params.num_outputs == 1:
         return _sequence(claim, claim.job.job_id, 0, generated[0])
     resumed = [] if params.is_told_at_end else generated
@@ -32,9 +37,24 @@ def work_of(claim: Claim, generated: Several[Generated]) -> Sequence | ChoiceGro
     return ChoiceGroup(sequences, params, generated)
 
 
-def sequences_of(work: Sequence | ChoiceGroup) -> Several[Sequence]:
+def sequences_of(work: Sequence | ChoiceGroup | BeamGroup) -> Several[Sequence]:
     """Return the sequences of a job."""
     return (work,) if isinstance(work, Sequence) else work.sequences
+
+
+def _beams(claim: Claim, params: SamplingParams, told: Several[Generated]) -> BeamGroup:
+    root = _sequence(claim, f"{claim.job.job_id}#0", 0, _NOTHING)
+    root.params, root.is_beam = beam_params(params), True
+    most = claim.max_output_tokens
+    choice = BeamChoice(
+        params.num_outputs,
+        prompt_len=len(claim.prompt_ids),
+        max_tokens=most if params.max_tokens is None else min(most, params.max_tokens),
+        eos_token_ids=() if params.ignore_eos else claim.eos_token_ids,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+    )
+    return BeamGroup(root, params, choice, told)
 
 
 def _sequence(claim: Claim, seq_id: str, choice: int, generated: Generated) -> Sequence:
@@ -45,6 +65,7 @@ def _sequence(claim: Claim, seq_id: str, choice: int, generated: Generated) -> S
         seed=claim.seed,
         extra_keys=claim.extra_keys,
         bad_word_ids=claim.bad_word_ids,
+        adapter=claim.adapter,
         priority=claim.request.priority,
         choice=choice,
         output_ids=list(generated.ids),

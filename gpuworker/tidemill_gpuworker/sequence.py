@@ -11,6 +11,7 @@ from tidemill_gpuworker.guide import Guide
 
 if TYPE_CHECKING:
     # It loads torch, which is slow and not needed by what decides which sequences run.
+    from tidemill_gpuworker.lora.layers import LoadedAdapter
     from tidemill_gpuworker.sampling_row import SamplingState
     from tidemill_gpuworker.speculation.ngram import TokenHistory
 
@@ -51,11 +52,17 @@ class Sequence:
     num_resumed_tokens: int = 0
     #: Which of its job's outputs this is.
     choice: int = 0
+    #: Whether it waits after each row of logits to be told how it goes on.
+    is_beam: bool = False
+    #: Whether it waits so now; the step scheduler's, as ``status``.
+    is_held: bool = False
     #: Sequences of the same prompt that part from this one at its first token; the engine starts
     #: them then.
     followers: "list[Sequence]" = field(default_factory=list)
     #: Token sequences that must not be completed.
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    #: What changes the model's weights for this sequence; its name and digest are extra keys.
+    adapter: "LoadedAdapter | None" = None
     #: Which tokens a structural constraint allows next; None without one.
     guide: Guide | None = None
     #: What the sampler keeps from step to step.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, ValuesView
 
+from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.kv_use import KvUse
 from tidemill.protocol.step_cost import StepCost
 from tidemill_gpuworker.batch_pause import BatchPause
@@ -36,6 +37,9 @@ class StepScheduler:
     either are admitted in the same step, after the leader's tokens, or wait until its next block
     is the one they lack no more.
 
+    A beam that has got its row of logits is *held*, with its blocks, until ``extend`` says how it
+    goes on; it gives them up to others before anything comes to a standstill.
+
     With a ``drafter``, decodes get what room a step has left for guesses of their next tokens.
 
     One step at a time: each plan that is not empty goes back through ``update`` or ``fail`` before
@@ -59,6 +63,8 @@ class StepScheduler:
         # In order of admission.
         self._running: dict[str, Sequence] = {}
         self._sequences: dict[str, Sequence] = {}
+        # Held ones that lost their blocks: there is nothing to compute for them yet.
+        self._parked: dict[str, Sequence] = {}
         self._num_added = 0
         self._pause = BatchPause(config.max_paused_steps)
         self._slots = SlotPreemption(config, block_manager)
@@ -113,6 +119,11 @@ class StepScheduler:
     def add(self, seq: Sequence) -> None:
         """Put a new sequence in the queue; raises ``InvalidRequest`` if it can never run."""
         assert seq.seq_id not in self._sequences, f"{seq.seq_id} was added before"
+        if seq.is_beam and self._batch is not None:
+            raise InvalidRequest(
+                "use_beam_search: this worker runs static batches, which beams cannot join",
+                field="params.use_beam_search",
+            )
         check_length(seq, self.config.max_model_len, self.block_manager)
         seq.arrival = self._num_added
         self._num_added += 1
@@ -139,6 +150,14 @@ class StepScheduler:
         self._running[child.seq_id] = child
         self.block_manager.fork(parent, child)
 
+    def extend(self, seq: Sequence, token_id: int) -> None:
+        """Let a held sequence go on with a token, between steps."""
+        assert seq.is_held, f"{seq.seq_id} has not got its row of logits"
+        seq.output_ids.append(token_id)
+        seq.is_held = False
+        if self._parked.pop(seq.seq_id, None) is not None:
+            self._waiting.push(seq)
+
     def abort(self, seq_id: str) -> Sequence | None:
         """Drop a sequence and free its blocks; None if it is not here."""
         assert self._plan is None, "sequences are aborted between steps only"
@@ -150,7 +169,9 @@ class StepScheduler:
     def finish(self, seq: Sequence) -> None:
         """Take out a sequence that needs no more tokens, and free its blocks."""
         assert self._plan is None, "sequences finish between steps only"
-        if seq.status is SequenceStatus.WAITING:
+        if seq.seq_id in self._parked:
+            del self._parked[seq.seq_id]
+        elif seq.status is SequenceStatus.WAITING:
             self._waiting.remove(seq)
         else:
             del self._running[seq.seq_id]
@@ -161,11 +182,24 @@ class StepScheduler:
     def schedule(self) -> StepPlan:
         """Decide the next step and give its tokens their blocks; empty only without work."""
         assert self._plan is None, "the last step has neither ended nor failed"
+        plan = self._plan_step()
+        while not plan.scheduled and self._waiting:
+            held = [seq for seq in self.running if seq.is_held]
+            if not held:
+                break
+            # Those that wait may be the ones that these are held for.
+            self._preempt_one(max(held, key=urgency))
+            plan = self._plan_step()
+        self._plan = plan if plan.scheduled else None
+        return plan
+
+    def _plan_step(self) -> StepPlan:
         displaced = self._displace()
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for seq in self.running:
-            (prefills if seq.num_uncomputed_tokens > 1 else decodes).append(seq)
+            if not seq.is_held:
+                (prefills if seq.num_uncomputed_tokens > 1 else decodes).append(seq)
         paused = self._pause.choose(decodes, is_wanted=self._has_interactive_prefill(prefills))
         decodes = [seq for seq in decodes if seq not in paused] if paused else decodes
         draft = StepDraft(self.config.max_num_batched_tokens, self._time_budget(decodes))
@@ -181,13 +215,12 @@ class StepScheduler:
         self._prefill(PriorityClass.BATCH, prefills, draft)
         self._pause.count(is_pause=any(seq not in draft for seq in paused))
         self._speculate(draft)
-        plan = draft.plan(self.block_manager.copies)
-        self._plan = plan if plan.scheduled else None
-        return plan
+        return draft.plan(self.block_manager.copies)
 
     def update(self, plan: StepPlan, sampled: list[tuple[int, ...]]) -> None:
         """End a step that ran; ``sampled`` holds the new tokens of each one in ``plan.sampling``.
 
+        Beams have none, and are held from now on.
         All but the last of a sequence's tokens were drafted: the step has written their KV entries.
         """
         assert plan is self._plan, "this is not the current step"
@@ -195,6 +228,7 @@ class StepScheduler:
         self._count_prefix_hits(plan)
         for item, token_ids in zip(plan.sampling, sampled, strict=True):
             item.seq.output_ids += token_ids
+            item.seq.is_held = item.seq.is_beam
             if item.draft:
                 self._settle(item, len(token_ids) - 1)
         self._end_step()
@@ -216,7 +250,8 @@ class StepScheduler:
         """Assert that blocks and sequences agree with each other."""
         self.block_manager.check_integrity(self.running)
         assert not any(seq.block_table for seq in self._waiting), "a waiting sequence holds blocks"
-        assert len(self._running) + len(self._waiting) == len(self._sequences)
+        num_placed = len(self._running) + len(self._waiting) + len(self._parked)
+        assert num_placed == len(self._sequences)
 
     def _time_budget(self, decodes: list[Sequence]) -> TimeBudget | None:
         seconds = self.config.tpot_slo_seconds
@@ -292,7 +327,10 @@ class StepScheduler:
         self.block_manager.free(seq)
         seq.num_computed_tokens = 0
         seq.status = SequenceStatus.WAITING
-        self._waiting.push(seq)
+        if seq.is_held:
+            self._parked[seq.seq_id] = seq
+        else:
+            self._waiting.push(seq)
 
     def _admit_waiting(self, seqs: list[Sequence], draft: StepDraft) -> None:
         blocks = self.block_manager

@@ -23,7 +23,7 @@ class Drafter:
         No guess reaches behind the end of the sequence, or contains what its guide refuses.
         """
         most = self._most_tokens(seq)
-        if most < 1:
+        if most < 1 or seq.is_beam:
             return ()
         config = self._config
         history = _history_of(seq)

@@ -150,7 +150,7 @@ def check_outputs(params: SamplingParams) -> None:
         raise ValueError(f"best_of {params.best_of} is less than n {params.n}")
     if params.use_beam_search:
         _check_beams(params)
-        raise ValueError("use_beam_search: there is no beam search yet")
+        return
     if params.length_penalty != 1.0 or params.early_stopping is not False:
         raise ValueError("length_penalty and early_stopping are of use_beam_search alone")
     if params.num_outputs > 1 and params.is_greedy:
