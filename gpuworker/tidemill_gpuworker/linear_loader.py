@@ -49,8 +49,7 @@ class _Parts:
 
     def load_and_quantise(self, scheme: OnTheFly) -> Linear:
         weight = scheme.quantise(self._plain_weight())
-        self.checkpoint.count_quantized(weight.packed, was_plain=True)
-        return QuantizedLinear(weight, self._bias(), self.checkpoint.device)
+        return self._finish(weight, was_plain=True)
 
     def load_stored(self, scheme: QuantScheme) -> Linear:
         weights = [self._read(scheme, *part) for part in zip(self.names, self.rows, strict=True)]
@@ -74,10 +73,15 @@ class _Parts:
         return None if found is None or layer.is_plain() else found.read(layer)
 
     def _quantized(self, weight: QuantizedWeight) -> Linear:
-        self.checkpoint.count_quantized(weight.packed, was_plain=False)
         if not self.with_bias:
             self._drop_zero_biases()
-        return QuantizedLinear(weight, self._bias(), self.checkpoint.device)
+        return self._finish(weight, was_plain=False)
+
+    def _finish(self, weight: QuantizedWeight, *, was_plain: bool) -> Linear:
+        layer = QuantizedLinear(weight, self._bias(), self.checkpoint.device)
+        num_weights = sum(self.rows) * self.in_features
+        self.checkpoint.count_quantized(num_weights, layer.num_bytes, was_plain=was_plain)
+        return layer
 
     def _drop_zero_biases(self) -> None:
         """Take the biases of zeros that writers of GPTQ add to layers that have none."""

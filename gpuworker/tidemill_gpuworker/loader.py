@@ -15,7 +15,6 @@ from tidemill_gpuworker.parallel.shard import Section
 from tidemill_gpuworker.quantization.on_the_fly import OnTheFly
 from tidemill_gpuworker.quantization.scheme import QuantScheme
 from tidemill_gpuworker.safetensors_file import FLOAT_DTYPES, SafetensorsFile
-from tidemill_kernels.packed_weight import PackedWeight
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -166,11 +165,13 @@ class Checkpoint:
         if not self._owner(name).read(name).any():
             self._taken.add(name)
 
-    def count_quantized(self, weight: PackedWeight, *, was_plain: bool) -> None:
-        """Keep account of a quantised layer; ``was_plain`` says that it was stored plain."""
-        num_weights = weight.out_features * weight.in_features
+    def count_quantized(self, num_weights: int, num_bytes: int, *, was_plain: bool) -> None:
+        """Keep account of a quantised layer that takes ``num_bytes``.
+
+        ``was_plain`` says that it was stored as plain floats.
+        """
         self._num_replaced += num_weights * was_plain
-        self.quantized.num_bytes += weight.num_bytes
+        self.quantized.num_bytes += num_bytes
         self.quantized.num_plain_bytes += num_weights * self.dtype.itemsize
 
     def check_layers_taken(self) -> None:

@@ -81,9 +81,15 @@ class PackedWeight:
         """Return some rows as float32 [rows, in_features], columns in the order of ``order``."""
         rows = slice(start, stop)
         values = self._values(rows)
-        if self.zeros is not None:
-            values -= self._per_column(self.zeros[rows])
-        return values.mul_(self._per_column(self.scales[rows]))
+        size = self.group_size
+        if self.in_features % size:
+            # Groups of one size but for the last: apart, as their columns form no array.
+            whole = self.in_features - self.in_features % size
+            self._scale(values[:, :whole], rows, slice(0, -1), size)
+            self._scale(values[:, whole:], rows, slice(-1, None), self.in_features - whole)
+        else:
+            self._scale(values, rows, slice(None), size)
+        return values
 
     def in_input_order(self) -> torch.Tensor:
         """Return all of it as float32 [out_features, in_features], columns as the inputs are."""
@@ -91,12 +97,6 @@ class PackedWeight:
         if self.order is None:
             return weight
         return torch.empty_like(weight).index_copy_(1, self.order, weight)
-
-    def row_blocks(self) -> Iterator[tuple[int, int]]:
-        """Yield ranges of rows whose float32 form is of bounded size."""
-        step = max(1, _MAX_SCRATCH_BYTES // (4 * self.in_features))
-        for start in range(0, self.out_features, step):
-            yield start, min(self.out_features, start + step)
 
     def _tensors(self) -> tuple[torch.Tensor | None, ...]:
         return self.codes, self.scales, self.zeros, self.table, self.order
@@ -107,17 +107,19 @@ class PackedWeight:
             return codes.view(torch.float8_e4m3fn).float()
         if self.kind is CodeKind.INT8:
             return codes.float()
-        nibbles = unpack_nibbles(codes)
-        if self.table is None:
-            return nibbles.float()
-        table = self.table[rows] if len(self.table) > 1 else self.table
-        return table.expand(len(codes), 16).gather(1, nibbles.long())
+        if self.table is not None and len(self.table) > 1:
+            return self.table[rows].gather(1, unpack_nibbles(codes).long())
+        # A byte is looked up as the two values that it stands for.
+        values = torch.arange(16.0, device=codes.device) if self.table is None else self.table[0]
+        pairs = torch.stack((values.repeat(16), values.repeat_interleave(16)), dim=1)
+        return pairs.index_select(0, codes.flatten().int()).view(len(codes), -1)
 
-    def _per_column(self, grouped: torch.Tensor) -> torch.Tensor:
-        grouped = grouped.float()
-        if grouped.shape[1] == 1:
-            return grouped
-        return grouped.repeat_interleave(self.group_size, dim=1)[:, : self.in_features]
+    def _scale(self, values: torch.Tensor, rows: slice, groups: slice, size: int) -> None:
+        """Turn the values of some groups of ``size`` columns into weights, in place."""
+        grouped = values.unflatten(1, (-1, size))
+        if self.zeros is not None:
+            grouped -= self.zeros[rows, groups, None].float()
+        grouped *= self.scales[rows, groups, None].float()
 
 
 def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
@@ -130,6 +132,13 @@ def unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
 
 
+def row_blocks(out_features: int, in_features: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows whose float32 form is of bounded size."""
+    step = max(1, _MAX_SCRATCH_BYTES // (4 * in_features))
+    for start in range(0, out_features, step):
+        yield start, min(out_features, start + step)
+
+
 def multiply(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     """Return ``x @ weight.T`` [rows, out_features] in x's dtype, in plain torch.
 
@@ -137,6 +146,6 @@ def multiply(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     in the order of ``weight.order``.
     """
     out = x.new_empty(x.shape[0], weight.out_features)
-    for start, stop in weight.row_blocks():
+    for start, stop in row_blocks(weight.out_features, weight.in_features):
         out[:, start:stop] = x @ weight.dequantise(start, stop).to(x.dtype).T
     return out

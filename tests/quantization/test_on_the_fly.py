@@ -51,9 +51,10 @@ def test_rows_of_zeros_stay_zero(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ON_THE_FLY)
+@pytest.mark.parametrize("num_rows", [3, 17])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_layers_multiply_with_the_quantised_weight(
-    method: str, dtype: torch.dtype, tmp_path: Path
+    method: str, dtype: torch.dtype, num_rows: int, tmp_path: Path
 ) -> None:
     model = make_plain_model()
     model.save_pretrained(tmp_path)
@@ -63,7 +64,7 @@ def test_layers_multiply_with_the_quantised_weight(
     )
     layer = load_linear(checkpoint, names, [128, 64, 64], 128)
     weight = torch.cat([model.get_submodule(name).weight.detach() for name in names]).to(dtype)
-    x = torch.randn(7, 128, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x = torch.randn(num_rows, 128, generator=torch.Generator().manual_seed(1)).to(dtype)
     expected = x.double() @ quantise(method, weight).double().T
     found = layer(x)
     assert found.dtype == dtype
