@@ -27,11 +27,17 @@ def load_linear(
     Its output is theirs side by side; ``rows`` are their output features.  Raises as
     ``Checkpoint.stacked`` does, and as formats of quantised layers do.
     """
-    parts = _Parts(checkpoint, names, rows, in_features, with_bias)
-    scheme = checkpoint.quantization
+    linear = _load(_Parts(checkpoint, names, rows, in_features, with_bias))
+    if checkpoint.wrap_linear is None:
+        return linear
+    return checkpoint.wrap_linear(names, rows, in_features, linear)
+
+
+def _load(parts: "_Parts") -> Linear:
+    scheme = parts.checkpoint.quantization
     if isinstance(scheme, QuantScheme):
         return parts.load_stored(scheme)
-    if scheme is not None and all(scheme.takes(name) for name in names):
+    if scheme is not None and all(scheme.takes(name) for name in parts.names):
         return parts.load_and_quantise(scheme)
     return parts.load_plain()
 

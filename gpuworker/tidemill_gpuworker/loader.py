@@ -4,13 +4,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from tidemill.protocol.errors import DamagedModel, ModelNotFound, UnsafeModel
+from tidemill_gpuworker.linear import Linear
 from tidemill_gpuworker.parallel.shard import Section
 from tidemill_gpuworker.quantization.on_the_fly import OnTheFly
 from tidemill_gpuworker.quantization.scheme import QuantScheme
@@ -26,6 +27,9 @@ _LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.")
 _COMPUTED = ".rotary_emb.inv_freq"
 
 Quantization = QuantScheme | OnTheFly
+
+#: Takes names, output features and input features of layers that are one, and that one.
+WrapLinear = Callable[[Sequence[str], Sequence[int], int, Linear], Linear]
 
 
 @dataclass(slots=True)
@@ -66,6 +70,8 @@ class Checkpoint:
         self.device = device
         self.quantization = quantization
         self.quantized = QuantizedSize()
+        #: Given each linear layer that is loaded, returns what takes its place.
+        self.wrap_linear: WrapLinear | None = None
         self._num_replaced = 0
         self._files = _open_files(model_dir)
         self._owners = {name: file for file in self._files for name in file.entries}

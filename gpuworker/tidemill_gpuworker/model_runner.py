@@ -17,12 +17,15 @@ from tidemill_gpuworker.kv_cache import (
     available_bytes,
     bytes_per_block,
     check_fits,
+    choose_kv_dtype,
     make_kv_cache,
     num_blocks_in,
     num_swap_blocks_in,
 )
 from tidemill_gpuworker.linear import can_pack
 from tidemill_gpuworker.loader import Checkpoint
+from tidemill_gpuworker.lora.adapter_files import AdapterFiles
+from tidemill_gpuworker.lora.layers import AdaptableLayers, LoadedAdapter
 from tidemill_gpuworker.memory_profile import largest_step, measure_memory
 from tidemill_gpuworker.model_choice import LoadOptions, Model, ModelSource, choose_model
 from tidemill_gpuworker.model_config import ModelConfig
@@ -65,6 +68,8 @@ class ModelRunner:
         device: "cpu", "cuda" or "cuda:<n>".
         dtype: "float32", "bfloat16", "float16", or "auto" for what the weights were published in,
             where the device multiplies it natively, else float32.
+        kv_cache_dtype: "fp8" (the same as "fp8_e4m3"), "fp8_e5m2" or "int8" for a quantised cache;
+            "auto" for the dtype of the weights.
         block_size: tokens per KV block.
         num_blocks: blocks in the KV pool; or
         kv_cache_bytes: its size; or
@@ -79,6 +84,7 @@ class ModelRunner:
         source: the model as ``choose_model`` found it; None to find it in ``model_dir``.
         quantization: how the model must be quantised, or is to be while it is loaded; None for
             what its config.json says.
+        adaptable: notes the layers that adapters may change; None if there are none.
         followers: processes that compute parts of the model; this one leads them then.
 
     Raises:
@@ -93,6 +99,7 @@ class ModelRunner:
         *,
         device: str = "cpu",
         dtype: str = "auto",
+        kv_cache_dtype: str = "auto",
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_cache_bytes: int | None = None,
@@ -106,6 +113,7 @@ class ModelRunner:
         source: ModelSource | None = None,
         quantization: str | None = None,
         followers: Followers = NO_FOLLOWERS,
+        adaptable: AdaptableLayers | None = None,
     ) -> None:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -115,11 +123,13 @@ class ModelRunner:
         self.block_size = block_size
         self._device = parse_device(device)
         self.dtype = choose_dtype(dtype, self.model_config, self._device)
+        self.kv_dtype = choose_kv_dtype(kv_cache_dtype, self.dtype)
         self.backend = _backend(self._device, block_size)
         self._model_dir = model_dir
         self._quantization = choose_quantization(model_dir, quantization)
         check_parallel(self._source, self._quantization, followers.place)
         self._followers = followers
+        self._adaptable = adaptable
         self._part = split_config(self.model_config, followers.place)
         # Every rank has as many blocks as there is room for where they are largest.
         self._largest_part = largest_part(self.model_config, followers.place)
@@ -134,14 +144,15 @@ class ModelRunner:
         # What others gave back meanwhile is left alone: no position outgrows the model's tables.
         free = min(free, int(available_bytes(self._device) * memory_utilization))
         self._cache = self._make_cache(num_blocks, kv_cache_bytes or free)
-        each = bytes_per_block(self._largest_part, block_size, self.dtype)
+        each = bytes_per_block(self._largest_part, block_size, self.kv_dtype)
         self.num_swap_blocks = num_swap_blocks_in(swap_space_bytes, each)
         followers.make_cache(self.num_blocks, self.num_swap_blocks)
         copier = BlockCopier(self._cache, self.num_swap_blocks)
         self._copier = LeadingCopier(copier, followers)
         _logger.info(
-            "loaded %s as %s on %s: %d KV blocks of %d tokens, %s kernels",
-            *(model_dir.name, self.dtype, device, self.num_blocks, block_size, self.backend.name),
+            "loaded %s as %s on %s: %d KV blocks of %d tokens as %s, %d bytes a token, %s kernels",
+            *(model_dir.name, self.dtype, device, self.num_blocks, block_size, self.kv_dtype),
+            *(each // block_size, self.backend.name),
         )
 
     @property
@@ -162,6 +173,8 @@ class ModelRunner:
         if plan.copies:
             self._copier.run(plan.copies)
         inputs = make_inputs(plan, self.block_size, self._device)
+        if self._adaptable is not None:
+            self._adaptable.begin(plan.scheduled, self._device)
         hidden = self._model(inputs, self._cache, self.backend)
         score_prompts(plan, hidden, self._model.logits, self.model_config.vocab_size)
         return self._model.logits(hidden[inputs.sampled_rows])
@@ -178,6 +191,14 @@ class ModelRunner:
         for start in (0, num_tokens - 1):
             plan = StepPlan((ScheduledSequence(seq, start, num_tokens - start),))
             self._check_finite(self.execute(plan))
+
+    def load_adapter(self, name: str, files: AdapterFiles) -> LoadedAdapter:
+        """Bring an adapter to the device, in the model's dtype; any thread may.
+
+        Raises as ``AdaptableLayers.load`` does.
+        """
+        assert self._adaptable is not None, "the model was loaded without adapters"
+        return self._adaptable.load(name, files, self.dtype, self._device)
 
     def memory_use(self) -> MemoryUse:
         """Return what the weights and the pool take, and the process's peak so far."""
@@ -208,6 +229,8 @@ class ModelRunner:
             quantization=self._quantization,
         )
         self.revision = checkpoint.revision()
+        if self._adaptable is not None:
+            checkpoint.wrap_linear = self._adaptable.wrap
         num_positions = min(self.max_model_len, self._most_tokens(num_bytes, num_blocks))
         self._followers.load(self._load_order(num_positions))
         options = LoadOptions(
@@ -230,6 +253,7 @@ class ModelRunner:
         return LoadOrder(
             model_dir=self._model_dir.absolute(),
             dtype=str(self.dtype).removeprefix("torch."),
+            kv_dtype=str(self.kv_dtype).removeprefix("torch."),
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             num_positions=num_positions,
@@ -237,7 +261,7 @@ class ModelRunner:
 
     def _most_tokens(self, num_bytes: int, num_blocks: int | None) -> int:
         # What the KV pool will hold at most, and so the longest sequence.
-        each = bytes_per_block(self._largest_part, self.block_size, self.dtype)
+        each = bytes_per_block(self._largest_part, self.block_size, self.kv_dtype)
         most = num_bytes // each if num_blocks is None else num_blocks
         return max(1, most) * self.block_size
 
@@ -249,7 +273,7 @@ class ModelRunner:
             )
 
     def _make_cache(self, num_blocks: int | None, num_bytes: int) -> KVCache:
-        config, size, dtype = self._largest_part, self.block_size, self.dtype
+        config, size, dtype = self._largest_part, self.block_size, self.kv_dtype
         if num_blocks is None:
             num_blocks = num_blocks_in(num_bytes, config, size, dtype)
         check_fits(num_blocks, config, size, dtype, self._device)

@@ -18,7 +18,9 @@ from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.engine import Engine
 from tidemill_gpuworker.kv_cache import available_bytes
-from tidemill_gpuworker.model_choice import choose_model
+from tidemill_gpuworker.lora.adapters import Adapters
+from tidemill_gpuworker.lora.layers import AdaptableLayers
+from tidemill_gpuworker.model_choice import ModelSource, NativeSource, choose_model
 from tidemill_gpuworker.model_runner import ModelRunner
 from tidemill_gpuworker.output_processor import OutputProcessor
 from tidemill_gpuworker.parallel.followers import NO_FOLLOWERS
@@ -74,6 +76,7 @@ def _load_model(
     source = choose_model(config.model_dir, config.model_impl)
     max_model_len = config.max_model_len or source.model_config.max_model_len
     tokenizer = Tokenizer.from_directory(config.model_dir)
+    adaptable = _adaptable_layers(config, source, team)
     runner = ModelRunner(
         config.model_dir,
         device=device if team is None else device_of(device, 0),
@@ -91,11 +94,13 @@ def _load_model(
         source=source,
         quantization=config.quantization,
         followers=team or NO_FOLLOWERS,
+        adaptable=adaptable,
     )
     _check_eos(config, runner, tokenizer)
     _check_max_logprobs(config.max_logprobs, runner.model_config.vocab_size)
     step_config = _step_config(config, device, runner.max_model_len)
     runner.warm_up()
+    adapters = Adapters(config.lora, runner.load_adapter) if config.lora else None
     return ServedModel(
         engine=_engine(config, step_config, runner, tokenizer, on_step),
         tokenizer=tokenizer,
@@ -103,7 +108,26 @@ def _load_model(
         info=_info(config, step_config, runner),
         grammars=grammar_compiler(tokenizer, runner.model_config.vocab_size),
         ranks=team,
+        adapters=adapters,
     )
+
+
+def _adaptable_layers(
+    config: WorkerConfig, source: ModelSource, team: Team | None
+) -> AdaptableLayers | None:
+    if config.lora is None:
+        return None
+    if team is not None:
+        raise ConfigError(
+            "adapters do not work for a model that is split over several ranks",
+            fix="Leave out --enable-lora, or the parallel sizes.",
+        )
+    if not isinstance(source, NativeSource):
+        raise ConfigError(
+            "adapters work for native models only, and this one is computed by transformers",
+            fix="Leave out --enable-lora, or merge the adapter into the model's weights.",
+        )
+    return AdaptableLayers()
 
 
 def _device(name: str) -> str:

@@ -10,6 +10,7 @@ from tidemill.protocol.calls import Fields
 from tidemill.protocol.functions import ensure_library, run
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import ModelCard, WorkerInfo
+from tidemill_gpuworker.lora.adapters import Adapters
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +25,14 @@ class Registration:
     card: ModelCard
     tokenizer: bytes
     lease_ms: int
+    adapters: Adapters | None = None
+
+    @property
+    def current_card(self) -> ModelCard:
+        """The model's card with the adapters there are now."""
+        if self.adapters is None:
+            return self.card
+        return self.card.model_copy(update={"adapters": self.adapters.cards})
 
     def register(self) -> None:
         """Announce the worker, its model and the tokenizer; may be repeated."""
@@ -32,7 +41,7 @@ class Registration:
         call = calls.register(
             self.keys,
             info=self.info,
-            card=self.card,
+            card=self.current_card,
             tokenizer=self.tokenizer,
             lease_ms=self.lease_ms,
         )

@@ -7,6 +7,7 @@ from typing import Protocol
 from tidemill.protocol.messages import ModelCard, WorkerInfo
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.kind_work import JobEngine, KindWork
+from tidemill_gpuworker.lora.adapters import Adapters
 from tidemill_gpuworker.structured_output.compiler import GrammarCompiler
 
 
@@ -36,4 +37,5 @@ class ServedModel:
     info: WorkerInfo
     grammars: GrammarCompiler | None = None
     kinds: KindWork | None = None
+    adapters: Adapters | None = None
     ranks: Ranks | None = None

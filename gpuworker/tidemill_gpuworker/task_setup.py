@@ -33,6 +33,16 @@ def load_served_model(
             f"--quantization is for models that generate, this one is for {task}",
             fix="Leave it out.",
         )
+    if config.lora is not None:
+        raise ConfigError(
+            f"--enable-lora is for models that generate, this one is for {task}",
+            fix="Leave it out.",
+        )
+    if config.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"--kv-cache-dtype is for models that generate, this one is for {task}",
+            fix="Leave it out.",
+        )
     if task == "transcribe":
         from tidemill_gpuworker.speech.setup import load_speech_model
 

@@ -4,13 +4,24 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE
-from tidemill.protocol.sampling import ALL_LOGPROBS, DEFAULT_MAX_LOGPROBS
+from tidemill.protocol.sampling import (
+    ALL_LOGPROBS,
+    DEFAULT_MAX_LOGPROBS,
+    DEFAULT_MAX_N,
+    MAX_N,
+)
 from tidemill.service.config import ServiceConfig
 from tidemill.service.model_name import default_served_name
+from tidemill_gpuworker.lora.config import (
+    DEFAULT_MAX_LORAS,
+    DEFAULT_MAX_RANK,
+    LoraConfig,
+    parse_module,
+)
 from tidemill_gpuworker.speculation.config import SpeculativeConfig, parse_speculative_config
 from tidemill_gpuworker.step_config import SchedulingMode
 
@@ -69,6 +80,7 @@ class WorkerConfig:
     enable_chunked_prefill: bool = True
     scheduling_mode: SchedulingMode = "continuous"
     enforce_eager: bool = False
+    lora: LoraConfig | None = None
     speculative_config: SpeculativeConfig | None = None
     tpot_slo_ms: float = 0.0
     max_model_len: int | None = None
@@ -109,13 +121,33 @@ def parse_config(arguments: Sequence[str], service: ServiceConfig) -> WorkerConf
         )
     model = values.pop("model")
     name = values.pop("served_model_name") or default_served_name(model)
+    lora = _take_lora(values)
     return WorkerConfig(
         model=model,
         model_dir=Path(model).expanduser(),
         served_model_name=name,
         redis_url=redis_url,
         service=service,
+        lora=lora,
         **values,
+    )
+
+
+def _take_lora(values: dict[str, Any]) -> LoraConfig | None:
+    is_on = values.pop("enable_lora")
+    modules, directory = values.pop("lora_modules"), values.pop("lora_dir")
+    limits = {name: values.pop(name) for name in ("max_loras", "max_lora_rank")}
+    if not is_on:
+        if modules or directory:
+            raise ConfigError(
+                "adapters are given, but LoRA is off", fix="Add --enable-lora, or leave them out."
+            )
+        return None
+    return LoraConfig(
+        modules=tuple(modules),
+        directory=directory,
+        max_loras=limits["max_loras"],
+        max_rank=limits["max_lora_rank"],
     )
 
 
@@ -134,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_options(parser.add_argument_group("model"))
     _add_parallel_options(parser.add_argument_group("parallel"))
     _add_cache_options(parser.add_argument_group("KV cache"))
+    _add_lora_options(parser.add_argument_group("LoRA"))
     _add_step_options(parser.add_argument_group("engine step"))
     _add_sampling_options(parser.add_argument_group("sampling"))
     _add_process_options(parser.add_argument_group("process"))
@@ -275,6 +308,40 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         default="recompute",
         help="where the blocks of a job that makes room go: overwritten at need, or to"
         " the swap space at once (%(default)s)",
+    )
+
+
+def _add_lora_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--enable-lora", action="store_true", help="let jobs name adapters of the model (off)"
+    )
+    group.add_argument(
+        "--lora-modules",
+        type=parse_module,
+        nargs="+",
+        default=(),
+        metavar="NAME=DIR",
+        help="adapters, as directories that PEFT wrote",
+    )
+    group.add_argument(
+        "--lora-dir",
+        type=Path,
+        metavar="DIR",
+        help="directory whose directories are adapters; they may come and go while the worker runs",
+    )
+    group.add_argument(
+        "--max-loras",
+        type=_count,
+        default=DEFAULT_MAX_LORAS,
+        metavar="N",
+        help="adapters that stay loaded, the last ones used (%(default)s)",
+    )
+    group.add_argument(
+        "--max-lora-rank",
+        type=_count,
+        default=DEFAULT_MAX_RANK,
+        metavar="N",
+        help="refuse adapters of a higher rank (%(default)s)",
     )
 
 

@@ -51,6 +51,8 @@ class ProcessConfig:
     drain_seconds: float = 30.0
     #: How long leaving may take once nothing runs: the broker may be away.
     farewell_seconds: float = 10.0
+    #: How often the directory of adapters is looked into.
+    rescan_seconds: float = 2.0
     retry: RetryPause = field(default_factory=RetryPause)
     policy: PublishPolicy = field(default_factory=PublishPolicy)
 
@@ -94,6 +96,7 @@ class WorkerProcess:
             card=model.card,
             tokenizer=model.tokenizer.to_bundle(),
             lease_ms=int(config.lease_seconds * 1000),
+            adapters=model.adapters,
         )
         self._loop_clock, self._reader_clock = WorkClock(), WorkClock()
         self._loader = ClaimLoader(
@@ -104,6 +107,7 @@ class WorkerProcess:
             model.tokenizer,
             self._reader_clock,
             kinds=model.kinds,
+            adapters=model.adapters,
         )
         self._reader = CommandReader(
             self._client,
@@ -118,6 +122,9 @@ class WorkerProcess:
             "outbound": self._background("outbound", self._outbound.turn, self._alarm.ring),
             "heartbeat": self._background("heartbeat", self._beat),
         }
+        if model.adapters is not None:
+            self._adapters = model.adapters
+            self._threads["adapters"] = self._background("adapters", self._look_for_adapters)
 
     @property
     def is_healthy(self) -> bool:
@@ -226,6 +233,12 @@ class WorkerProcess:
         self._heartbeat.beat()
         self._threads["heartbeat"].wait(self._config.beat_seconds)
 
+    def _look_for_adapters(self) -> None:
+        self._threads["adapters"].wait(self._config.rescan_seconds)
+        if self._adapters.rescan():
+            _log.info("adapters: %s", ", ".join(card.name for card in self._adapters.cards))
+            self._registration.register()
+
     def _lost(self, job: Job) -> None:
         self._inbox.put(Lost(job))
 
@@ -250,6 +263,8 @@ class WorkerProcess:
         for job in unfinished:
             self._releaser.release(job)
         self._write_all(deadline)
+        if "adapters" in self._threads:
+            self._threads["adapters"].close()
         self._threads["heartbeat"].close()
         done = self._deregister(deadline) and not self._outbound.has_work
         if not done:

@@ -30,7 +30,7 @@ _NUMBERS = frozenset(
         "priority",
     }
 )
-_TEXTS = frozenset({"model", "cache_salt", "prefix_id"})
+_TEXTS = frozenset({"model", "cache_salt", "prefix_id", "lora"})
 _FLAGS = frozenset(
     {
         "stream",

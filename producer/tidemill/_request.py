@@ -38,7 +38,7 @@ MAX_IDEMPOTENCY_KEY_CHARS = 256
 #: Stands for "the only model that is served" in the digest of a request that names none.
 ANY_MODEL = "-"
 
-_REQUEST_OPTIONS = frozenset({"priority", "cache_salt", "prefix_id", "stream"})
+_REQUEST_OPTIONS = frozenset({"priority", "cache_salt", "prefix_id", "lora", "stream"})
 
 _TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
 
@@ -94,6 +94,7 @@ class QueueOptions(TypedDict, total=False):
     idempotency_key: str | None
     cache_salt: str | None
     prefix_id: str | None
+    lora: str | None
     stream: bool
 
 
@@ -229,7 +230,7 @@ def make_job(
     ``tokenizer`` a text stays text, and its length is checked later.  Raises ``InvalidRequest`` if
     the model cannot run it.
     """
-    request = draft.request.model_copy(update={"model": card.name})
+    request = _for_model(draft, card)
     prompt = PreparedPrompt((), b"", 0, max_output=bound_of_output(request))
     if needs_tokenizer(request) and tokenizer is None:
         validate_job(request, card)
@@ -249,6 +250,19 @@ def make_job(
         max_output=prompt.max_output,
         hint_depth=prompt.hint_depth,
     )
+
+
+def has_adapter(card: ModelCard, name: str) -> bool:
+    """Whether a job that names ``name`` as its model means an adapter of this one."""
+    return any(adapter.name == name for adapter in card.adapters)
+
+
+def _for_model(draft: Draft, card: ModelCard) -> Request:
+    request = draft.request.model_copy(update={"model": card.name})
+    is_named = draft.model is not None and draft.model != card.name
+    if is_named and isinstance(request, GenerateRequest) and request.lora is None:
+        return request.model_copy(update={"lora": draft.model})
+    return request
 
 
 def _sampling_params(options: dict[str, Any]) -> SamplingParams:

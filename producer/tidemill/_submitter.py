@@ -21,7 +21,7 @@ from tidemill._receipt import (
     triage,
     valid_jobs,
 )
-from tidemill._request import Draft, JobSpec, choose_model, make_job, unknown_model
+from tidemill._request import Draft, JobSpec, choose_model, has_adapter, make_job, unknown_model
 from tidemill.protocol import calls
 from tidemill.protocol.calls import NewJob
 from tidemill.protocol.errors import InvalidRequest, TidemillError
@@ -123,9 +123,14 @@ class Submitter:
     def _read_card(self, name: str) -> ModelCard:
         keys = self._endpoint.keys
         card = self._link.read(model_card(keys, name))
-        if card is None:
-            raise unknown_model(name, self._link.read(model_names(keys)))
-        return card
+        if card is not None:
+            return card
+        names = self._link.read(model_names(keys))
+        for model in names:
+            card = self._link.read(model_card(keys, model))
+            if card is not None and has_adapter(card, name):
+                return card
+        raise unknown_model(name, names)
 
     def _served_models(self) -> Sequence[str]:
         # Models of live workers go first: the cards of yesterday's are still there.

@@ -99,6 +99,7 @@ class AsyncProducer:
         idempotency_key: str | None = None,
         cache_salt: str | None = None,
         prefix_id: str | None = None,
+        lora: str | None = None,
         stream: bool = True,
         **options: Unpack[RunOptions],
     ) -> AsyncJob:
@@ -110,6 +111,7 @@ class AsyncProducer:
         ``idempotency_key`` always gets the same job, so a call that raised ``BrokerUnavailable``
         may be made again; it covers all options.  ``prefix_id`` names what the prompt begins with,
         so that jobs of one name run together also where a short prefix or a text does not show it.
+        ``lora`` names an adapter of the model, whose name may be given as ``model`` as well.
         ``stream=False`` saves the broker work if only the result is wanted.
 
         Raises ``InvalidRequest`` (``UnknownModel``, ``IdempotencyConflict``, ``BatchClosed``) or
@@ -122,6 +124,7 @@ class AsyncProducer:
             "idempotency_key": idempotency_key,
             "cache_salt": cache_salt,
             "prefix_id": prefix_id,
+            "lora": lora,
             "stream": stream,
             **options,
         }

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import torch
 import transformers
 
+from tidemill.protocol.prefix import lora_keys
 from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.block_manager import BlockManager
+from tidemill_gpuworker.lora.layers import LoadedAdapter
 from tidemill_gpuworker.model_runner import ModelRunner
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.step_config import StepConfig
@@ -54,13 +56,23 @@ class _Driver:
 
 
 def generate_greedily(
-    runner: ModelRunner, prompts: list[list[int]], max_tokens: int, config: StepConfig
+    runner: ModelRunner,
+    prompts: list[list[int]],
+    max_tokens: int,
+    config: StepConfig,
+    adapters: Several[LoadedAdapter | None] = (),
 ) -> GreedyRun:
-    """Generate ``max_tokens`` tokens for all prompts at once, through scheduler and block pool."""
+    """Generate ``max_tokens`` tokens for all prompts at once, through scheduler and block pool.
+
+    ``adapters`` are those of the prompts, if any has one.
+    """
     blocks = BlockManager(runner.num_blocks, runner.block_size, window=runner.model_config.window)
     driver = _Driver(runner, StepScheduler(config, blocks), max_tokens)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     seqs = [Sequence(str(i), list(ids), params, seed=0) for i, ids in enumerate(prompts)]
+    for seq, adapter in zip(seqs, adapters, strict=False):
+        seq.adapter = adapter
+        seq.extra_keys = lora_keys(adapter.name, adapter.digest) if adapter else None
     for seq in seqs:
         driver.scheduler.add(seq)
     run = GreedyRun([], [])

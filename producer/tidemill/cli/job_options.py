@@ -24,6 +24,10 @@ Batch = Annotated[
     str | None, typer.Option(metavar="NAME", help="Group of jobs; see `tidemill cancel`.")
 ]
 
+Lora = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Adapter of the model; see `tidemill lora`.")
+]
+
 PrefixId = Annotated[
     str | None,
     typer.Option(

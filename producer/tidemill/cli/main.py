@@ -15,6 +15,7 @@ from tidemill.cli import (
     doctor,
     kinds,
     kv,
+    lora,
     processes,
     status,
     submit,
@@ -50,6 +51,7 @@ app.command("transcribe")(kinds.transcribe)
 app.command("cancel")(cancel.cancel)
 app.command("status")(status.status)
 app.command("kv")(kv.kv)
+app.command("lora")(lora.lora)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bulk.app, name="bulk")
 app.add_typer(dlq.app, name="dlq")

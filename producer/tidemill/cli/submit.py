@@ -13,6 +13,7 @@ from tidemill.cli.connection import open_producer
 from tidemill.cli.job_options import (
     Batch,
     Deadline,
+    Lora,
     MaxQueue,
     MaxRetries,
     PrefixId,
@@ -106,6 +107,7 @@ def submit(
     max_retries: MaxRetries = None,
     batch: Batch = None,
     prefix_id: PrefixId = None,
+    lora: Lora = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Print the job's id and leave; see `tidemill follow`.")
     ] = False,
@@ -149,6 +151,7 @@ def submit(
             max_retries=max_retries,
             batch=batch,
             prefix_id=prefix_id,
+            lora=lora,
         )
         _tell_wait(job, is_detached=detach)
         if detach:

@@ -38,6 +38,7 @@ TidemillError
     └── UnsupportedModel         an architecture or feature we do not run
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -81,6 +82,14 @@ class InvalidRequest(TidemillError):
 
 class UnknownModel(InvalidRequest):
     """No worker has served this model recently."""
+
+
+class UnknownAdapter(InvalidRequest):
+    """No worker of the model has an adapter of this name; ``names`` are those there are."""
+
+    def __init__(self, name: str, names: Sequence[str] = ()) -> None:
+        known = f"Known adapters: {', '.join(names)}." if names else "The model has none."
+        super().__init__(f"lora: there is no adapter {name[:128]!r}", field="lora", fix=known)
 
 
 class IdempotencyConflict(InvalidRequest):

@@ -23,6 +23,9 @@ MAX_TIME_MS = 9 * 10**12
 DEFAULT_RETRIES = 3
 MAX_RETRIES = 100
 
+#: LoRA adapters of one model.
+MAX_ADAPTERS = 1024
+
 
 Duration = Annotated[int, Field(strict=True, ge=0, le=MAX_DURATION_MS)]
 
@@ -42,7 +45,7 @@ class GenerateRequest(WireModel):
     token log less often.  ``priority``: lower is sooner; < 0 interactive, 0 standard, > 0 batch.
     ``prefix_id`` names what the prompt begins with: the scheduler keeps the tenant's jobs of one
     name together, also where their tokens cannot tell.  ``structured`` is what the answer must look
-    like.
+    like, ``lora`` the name of an adapter that changes the model's weights for this job.
     """
 
     kind: Literal["generate"] = "generate"
@@ -58,6 +61,7 @@ class GenerateRequest(WireModel):
     tokenizer_digest: Name | None = None
     stream: bool = True
     structured: StructuredOutput | None = None
+    lora: ShortName | None = None
 
     @model_validator(mode="after")
     def _one_prompt(self) -> "GenerateRequest":
@@ -202,6 +206,14 @@ class WorkerInfo(WireModel):
     pid: int = 0
 
 
+class AdapterCard(WireModel):
+    """A LoRA adapter that jobs may name; ``digest`` is of its files, ``rank`` its largest."""
+
+    name: ShortName
+    digest: Name
+    rank: int = Field(ge=1)
+
+
 class ModelCard(WireModel):
     """What producers must know of a served model to make a valid job.
 
@@ -221,6 +233,7 @@ class ModelCard(WireModel):
     max_n: int = Field(default=DEFAULT_MAX_N, ge=1)
     task: Literal["generate", "embed", "score", "transcribe"] = "generate"
     embedding_size: int = Field(default=0, ge=0)
+    adapters: tuple[AdapterCard, ...] = Field(default=(), max_length=MAX_ADAPTERS)
 
 
 class FinishedSequence(WireModel):

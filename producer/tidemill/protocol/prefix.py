@@ -53,6 +53,11 @@ def salt_keys(server_salt: bytes, cache_salt: str | None = None) -> ExtraKeys:
     return (("cache_salt", salt),)
 
 
+def lora_keys(name: str, digest: str) -> ExtraKeys:
+    """Return the extra keys of what was computed under a LoRA adapter; they go before the salt."""
+    return ((f"lora:{name}", digest),)
+
+
 def hint_hash(prefix_id: str, extra: ExtraKeys) -> bytes:
     """Return the routing hash that stands for a caller's name of a prefix.
 

@@ -20,6 +20,7 @@ from tidemill.service.audio_length import audio_seconds
 from tidemill.service.prompt import (
     BYTES_PER_TOKEN,
     PreparedPrompt,
+    adapter_of,
     check_digest,
     check_vocabulary,
     most_tokens,
@@ -97,6 +98,7 @@ def validate_job(request: Request, card: ModelCard) -> None:
     """Check all that can be checked without a tokenizer; raises ``InvalidRequest``."""
     check_kind(request, card)
     if isinstance(request, GenerateRequest):
+        adapter_of(request, card)
         # The length of a text shows when it is tokenised.
         validate(request, len(request.prompt_ids or (0,)), card)
     elif isinstance(request, EmbedRequest):

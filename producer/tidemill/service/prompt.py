@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidemill.protocol.errors import ConfigError, InvalidRequest
-from tidemill.protocol.messages import GenerateRequest, ModelCard
+from tidemill.protocol.errors import ConfigError, InvalidRequest, UnknownAdapter
+from tidemill.protocol.messages import AdapterCard, GenerateRequest, ModelCard
 from tidemill.protocol.prefix import (
     ROUTING_HASH_BYTES,
     ExtraKeys,
     hash_blocks,
     hint_hash,
+    lora_keys,
     routing_key,
     salt_keys,
 )
@@ -44,7 +45,7 @@ def prepare(
     """Tokenise, check and hash; ``salt`` is the tenant's.  Raises ``InvalidRequest``."""
     ids = tokenize(request, tokenizer)
     validate(request, len(ids), card)
-    extra = extra_keys(salt, card.revision, request.cache_salt)
+    extra = _extra_keys(request, card, salt)
     hashes = hash_blocks(ids, card.block_size, extra)
     hint = hint_key(request, card, salt)
     return PreparedPrompt(
@@ -60,7 +61,17 @@ def hint_key(request: GenerateRequest, card: ModelCard, salt: bytes) -> bytes:
     """Return what the routing key begins with: a hash for the prefix id, nothing without one."""
     if request.prefix_id is None:
         return b""
-    return hint_hash(request.prefix_id, extra_keys(salt, card.revision, request.cache_salt))
+    return hint_hash(request.prefix_id, _extra_keys(request, card, salt))
+
+
+def adapter_of(request: GenerateRequest, card: ModelCard) -> AdapterCard | None:
+    """Return the adapter that the request names, if it does; raises ``UnknownAdapter``."""
+    if request.lora is None:
+        return None
+    found = next((each for each in card.adapters if each.name == request.lora), None)
+    if found is None:
+        raise UnknownAdapter(request.lora, [each.name for each in card.adapters])
+    return found
 
 
 def tokenize(request: GenerateRequest, tokenizer: "Tokenizer | None") -> tuple[int, ...]:
@@ -111,12 +122,22 @@ def most_tokens(request: GenerateRequest, card: ModelCard) -> int:
     return longest + (request.params.num_outputs - 1) * max(0, longest - prompt_len)
 
 
-def extra_keys(salt: bytes, revision: str, cache_salt: str | None) -> ExtraKeys:
-    """What separates the prefixes of tenants and model revisions: the extra keys of block 0.
+def extra_keys(
+    salt: bytes, revision: str, cache_salt: str | None, lora: tuple[str, str] | None = None
+) -> ExtraKeys:
+    """What separates the prefixes of tenants, models and adapters: the extra keys of block 0.
 
-    ``salt`` is the tenant's 16 random bytes, ``cache_salt`` the caller's own, which only narrows.
+    ``salt`` is the tenant's 16 random bytes, ``cache_salt`` the caller's own, which only narrows;
+    ``lora`` is name and digest of an adapter.
     """
-    return salt_keys(salt + revision.encode(), cache_salt)
+    adapter = () if lora is None else lora_keys(*lora)
+    return (*adapter, *salt_keys(salt + revision.encode(), cache_salt))
+
+
+def _extra_keys(request: GenerateRequest, card: ModelCard, salt: bytes) -> ExtraKeys:
+    adapter = adapter_of(request, card)
+    lora = None if adapter is None else (adapter.name, adapter.digest)
+    return extra_keys(salt, card.revision, request.cache_salt, lora)
 
 
 def _prompt_field(request: GenerateRequest) -> str:

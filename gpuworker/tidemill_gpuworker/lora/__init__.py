@@ -1,0 +1,1 @@
+"""LoRA adapters: small changes to the weights of a model, chosen job by job."""
