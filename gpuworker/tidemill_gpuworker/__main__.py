@@ -19,6 +19,7 @@ from tidemill.service.metrics import MetricsServer
 from tidemill.service.redis import check_server, connect
 from tidemill.service.runtime import Drain, exit_with_parent
 from tidemill.service.step_log import StepLog
+from tidemill_gpuworker.demo_interrupt import one_interrupt
 from tidemill_gpuworker.demo_progress import TerminalReport
 from tidemill_gpuworker.model_finder import find_model_dir
 from tidemill_gpuworker.served_model import ServedModel
@@ -70,7 +71,8 @@ def _serve(config: WorkerConfig) -> bool:
 
 
 def _with_model(config: WorkerConfig) -> WorkerConfig:
-    with TerminalReport() as report:
+    # An interrupt ends a conversion with all that it has begun.
+    with one_interrupt(), TerminalReport() as report:
         found = find_model_dir(config.model, config.service.cache_dir, report)
     return replace(config, model_dir=found)
 

@@ -37,13 +37,19 @@ def hub_model_dir(name: HubName) -> Path:
         raise _refused(name, error) from error
     except LocalEntryNotFoundError as error:
         raise ModelNotFound(
-            f"the model {_told(name)} is not in the local cache and no hub could be reached",
+            f"the model {_told(name)} is not in the local cache and the hub gives no answer"
+            f" ({_first_line(error.__cause__ or error)})",
             fix=_ELSEWHERE,
         ) from error
     except OSError as error:
         raise ModelNotFound(
             f"the model {_told(name)} cannot be downloaded: {error}", fix=_ELSEWHERE
         ) from error
+    if not (Path(found) / "config.json").is_file():
+        raise ModelNotFound(
+            f"{_told(name)} has no config.json on the hub: it is no model with safetensors",
+            fix="Of a repository of GGUF files download one, and give its path.",
+        )
     return Path(found)
 
 
@@ -70,6 +76,10 @@ def _refused(name: HubName, error: Exception) -> TidemillError:
             fix="Check the name; for a private model set HF_TOKEN.",
         )
     return ModelNotFound(f"the model {_told(name)} cannot be downloaded: {error}", fix=_ELSEWHERE)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _told(name: HubName) -> str:

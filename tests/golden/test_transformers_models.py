@@ -198,6 +198,12 @@ def test_an_option_of_attention_that_goes_unheeded_is_found_before_serving(
         make_runner(tmp_path)
 
 
+def test_only_native_models_are_quantised_while_they_are_loaded(opt_dir: Path) -> None:
+    source = choose_model(opt_dir, "transformers")
+    with pytest.raises(UnsupportedModel, match="OPTForCausalLM cannot be quantised"):
+        ModelRunner(opt_dir, num_blocks=8, source=source, quantization="int8")
+
+
 @pytest.fixture
 def opt_dir(tmp_path: Path) -> Path:
     save_case(CASES["opt"], tmp_path)

@@ -14,7 +14,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class FakeHub:
-    """One model, ``org/tiny``, with the revisions *main* and *v1*, and what was asked for."""
+    """Tells what was asked for; has one model, ``org/tiny``, with the revisions *main* and *v1*.
+
+    ``org/empty`` has no file at all.
+    """
 
     files: Mapping[str, bytes]
     url: str = ""
@@ -61,7 +64,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(self.path.partition("?")[0])
         self.hub.requests.append(f"{self.command} {path}")
         if path == f"/api/models/org/tiny/tree/{COMMIT}":
-            self._list_files()
+            self._list_files(self.hub.files)
+        elif path == f"/api/models/org/empty/tree/{COMMIT}":
+            self._list_files({})
         elif path.startswith("/api/models/"):
             self._describe(path.removeprefix("/api/models/"))
         else:
@@ -72,19 +77,20 @@ class _Handler(BaseHTTPRequestHandler):
         if repository in self.hub.refusals:
             status, code = self.hub.refusals[repository]
             self._send(status, b"{}", {"X-Error-Code": code})
-        elif repository != "org/tiny":
+        elif repository not in ("org/tiny", "org/empty"):
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         elif revision not in ("main", "v1", COMMIT):
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         else:
-            siblings = [{"rfilename": name} for name in self.hub.files]
+            files = self.hub.files if repository == "org/tiny" else {}
+            siblings = [{"rfilename": name} for name in files]
             described = {"id": repository, "sha": COMMIT, "siblings": siblings}
             self._send(200, json.dumps(described).encode(), {"Content-Type": "application/json"})
 
-    def _list_files(self) -> None:
+    def _list_files(self, files: Mapping[str, bytes]) -> None:
         entries = [
             {"type": "file", "path": name, "size": len(content), "oid": _tag(content)[:40]}
-            for name, content in self.hub.files.items()
+            for name, content in files.items()
         ]
         self._send(200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
 

@@ -98,6 +98,8 @@ def test_what_a_hub_does_not_give_is_named(finder: Finder) -> None:
     assert "no such model" in finder.refusal("org/other")
     assert "no revision v9 of org/tiny" in finder.refusal("org/tiny@v9")
     assert "HF_TOKEN" in finder.refusal("org/gated")
+    assert "no config.json on the hub" in finder.refusal("org/empty")
+    assert "500" in finder.refusal("org/broken")
 
 
 def test_a_hub_that_cannot_be_reached_is_told_with_the_fix(finder: Finder) -> None:
