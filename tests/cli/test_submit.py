@@ -45,6 +45,7 @@ def test_sampling_parameters_are_options(
     options = ["--presence-penalty", "0.5", "--frequency-penalty", "-0.5", "--detach"]
     options += ["--repetition-penalty", "1.1", "--logit-bias", "3=-200", "--logit-bias", "1=2.5"]
     options += ["--bad-word", "a", "--bad-word", "b", "--logprobs", "2", "--prompt-logprobs", "0"]
+    options += ["--n", "2", "--best-of", "3"]
     outcome = tidemill("submit", "a", *options)
     assert outcome.exit_code == 0, outcome.output
     stored = redis_client.hget(KEYS.job(outcome.stdout.strip()), "req") or b""
@@ -53,6 +54,7 @@ def test_sampling_parameters_are_options(
     assert (params.repetition_penalty, params.bad_words) == (1.1, ("a", "b"))
     assert params.logit_bias == ((1, 2.5), (3, -100.0))
     assert (params.logprobs, params.prompt_logprobs) == (2, 0)
+    assert (params.n, params.best_of, params.use_beam_search) == (2, 3, False)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,8 @@ MESSAGES = [
     logprobs.TokenLogprobs,
     messages.TokenChunk,
     messages.JobEnd,
+    messages.ChoiceEnd,
+    messages.ChoiceOutput,
     messages.Usage,
     messages.JobResult,
     messages.WorkerInfo,

@@ -124,3 +124,9 @@ def test_every_parameter_is_in_the_table_of_the_engines_page() -> None:
     section = page.split("## Sampling\n", 1)[1].split("\n## ", 1)[0]
     documented = {line.split("`")[1] for line in section.splitlines() if line.startswith("| `")}
     assert set(SamplingParams.model_fields) <= documented
+
+
+def test_the_longest_pattern_of_a_repetition_is_bounded() -> None:
+    assert RepetitionDetection(max_pattern_size=1024).max_pattern_size == 1024
+    with pytest.raises(ValidationError, match="less than or equal to 1024"):
+        RepetitionDetection(max_pattern_size=1025)

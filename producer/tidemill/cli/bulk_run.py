@@ -143,6 +143,7 @@ class BulkRun:
             usage=outcome.usage.model_dump(),
             error=None,
             **_told_logprobs(outcome),
+            **_several(outcome),
         )
 
     def _fail(self, line: InputLine, reason: str, job_id: str) -> None:
@@ -188,3 +189,19 @@ def _progress() -> Progress:
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )
+
+
+def _several(result: Result) -> dict[str, Any]:
+    if not result.several:
+        return {}
+    return {
+        "choices": [
+            {
+                "index": choice.index,
+                "text": choice.text,
+                "finish_reason": choice.finish_reason,
+                **({} if choice.score is None else {"score": choice.score}),
+            }
+            for choice in result.several
+        ]
+    }

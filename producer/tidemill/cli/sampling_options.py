@@ -35,6 +35,17 @@ PromptLogprobs = Annotated[
 ]
 
 
+NumAnswers = Annotated[int, typer.Option("--n", help="So many answers of one prompt.")]
+
+BestOf = Annotated[
+    int | None, typer.Option(help="Compute so many answers, and tell the --n likeliest.")
+]
+
+BeamSearch = Annotated[
+    bool, typer.Option("--beam-search", help="Look for the likeliest answers: --best-of beams.")
+]
+
+
 def parse_bias(pairs: list[str] | None) -> dict[int, float]:
     """Read what was given as ID=BIAS; raises ``ConfigError``."""
     return dict(_pair(text) for text in pairs or ())

@@ -21,9 +21,12 @@ from tidemill.cli.job_options import (
 )
 from tidemill.cli.sampling_options import (
     BadWord,
+    BeamSearch,
+    BestOf,
     FrequencyPenalty,
     LogitBias,
     Logprobs,
+    NumAnswers,
     PresencePenalty,
     PromptLogprobs,
     RepetitionPenalty,
@@ -74,6 +77,9 @@ def submit(
     min_p: Annotated[
         float, typer.Option(help="Least probability relative to the best token's; 0 is off.")
     ] = 0.0,
+    n: NumAnswers = 1,
+    best_of: BestOf = None,
+    beam_search: BeamSearch = False,
     presence_penalty: PresencePenalty = 0.0,
     frequency_penalty: FrequencyPenalty = 0.0,
     repetition_penalty: RepetitionPenalty = 1.0,
@@ -133,6 +139,9 @@ def submit(
             top_p=top_p,
             top_k=top_k,
             min_p=min_p,
+            n=n,
+            best_of=best_of,
+            use_beam_search=beam_search,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             repetition_penalty=repetition_penalty,
@@ -248,14 +257,21 @@ def _as_json(result: object) -> str:
 def _show_text(job: Job, after: int) -> None:
     started = time.monotonic()
     num_tokens, first = 0, None
+    others: dict[int, str] = {}
     with job.stream(after=after) as stream:
         try:
             for chunk in stream:
                 first = first if first is not None else time.monotonic() - started
                 num_tokens += chunk.end - chunk.start
-                typer.echo(chunk.text, nl=False)
+                if chunk.choice:
+                    # Side by side they could not be read.
+                    others[chunk.choice] = others.get(chunk.choice, "") + chunk.text
+                else:
+                    typer.echo(chunk.text, nl=False)
         finally:
             typer.echo()
+            for choice, text in sorted(others.items()):
+                typer.echo(f"\n[{choice + 1}] {text}")
     if sys.stderr.isatty():
         elapsed = time.monotonic() - started
         Console(stderr=True, highlight=False).print(

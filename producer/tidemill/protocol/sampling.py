@@ -49,6 +49,7 @@ LogitBias = Annotated[
 ]
 StopString = Annotated[AnyText, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 BadWord = Annotated[AnyText, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS, pattern=r"\S")]
+NumOutputs = Annotated[int, Field(strict=True, ge=1, le=MAX_N)]
 NumLogprobs = Annotated[Count, Field(ge=ALL_LOGPROBS)]
 
 
@@ -58,7 +59,7 @@ class RepetitionDetection(WireModel):
     Patterns of ``min_pattern_size`` to ``max_pattern_size`` tokens count.
     """
 
-    max_pattern_size: Count = Field(ge=1, le=1024)
+    max_pattern_size: Annotated[int, Field(strict=True, ge=1, le=1024)]
     min_pattern_size: Count = Field(default=1, ge=1)
     min_count: Count = Field(default=2, ge=2)
 
@@ -83,8 +84,8 @@ class SamplingParams(WireModel):
     the beams, rated by ``length_penalty``, and ``early_stopping`` says when to look for no more.
     """
 
-    n: Count = Field(default=1, ge=1, le=MAX_N)
-    best_of: Count | None = Field(default=None, ge=1, le=MAX_N)
+    n: NumOutputs = 1
+    best_of: NumOutputs | None = None
     use_beam_search: bool = False
     length_penalty: float = Field(default=1.0, allow_inf_nan=False)
     early_stopping: Annotated[bool, Field(strict=True)] | Literal["never"] = False
