@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tidemill.protocol.codec import decode, encode
 from tidemill.protocol.messages import invalid_request
-from tidemill.protocol.sampling import MAX_LOGIT_BIAS, SamplingParams
+from tidemill.protocol.sampling import MAX_LOGIT_BIAS, RepetitionDetection, SamplingParams
 
 #: Of vLLM's SamplingParams, which is not installed here.
 VLLM_DEFAULTS = {
