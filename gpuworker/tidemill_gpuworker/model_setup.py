@@ -256,6 +256,7 @@ def _card(config: WorkerConfig, runner: ModelRunner, tokenizer: Tokenizer) -> Mo
         block_size=config.block_size,
         eos_token_ids=tokenizer.eos_token_ids,
         max_logprobs=config.max_logprobs,
+        max_n=config.max_n,
     )
 
 

@@ -85,6 +85,7 @@ class WorkerConfig:
     tpot_slo_ms: float = 0.0
     max_model_len: int | None = None
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
+    max_n: int = DEFAULT_MAX_N
     logprobs_mode: str = "raw_logprobs"
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
@@ -247,6 +248,13 @@ def _add_sampling_options(group: argparse._ArgumentGroup) -> None:
         default=DEFAULT_MAX_LOGPROBS,
         metavar="N",
         help="most logprobs that jobs may ask for of each position; -1 for no limit (%(default)s)",
+    )
+    group.add_argument(
+        "--max-n",
+        type=_num_outputs,
+        default=DEFAULT_MAX_N,
+        metavar="N",
+        help="most outputs that a job may ask for, beams among them (%(default)s)",
     )
     group.add_argument(
         "--logprobs-mode",
@@ -459,6 +467,13 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
+
+
+def _num_outputs(text: str) -> int:
+    number = _count(text)
+    if number > MAX_N:
+        raise argparse.ArgumentTypeError(f"{number} outputs are more than {MAX_N}")
+    return number
 
 
 def _num_logprobs(text: str) -> int:
