@@ -23,8 +23,9 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Any training step moves the first row of every matrix, so its first page tells models apart.
 _SAMPLE_BYTES = 4096
 _LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.")
-# Old checkpoints hold the rotary frequencies, which are computed from the config.
-_COMPUTED = ".rotary_emb.inv_freq"
+# Old checkpoints hold the rotary frequencies, which are computed from the config; those with fp8
+# the scales of an fp8 KV cache, which ours is not.
+_UNUSED = (".rotary_emb.inv_freq", ".k_scale", ".v_scale")
 
 Quantization = QuantScheme | OnTheFly
 
@@ -189,7 +190,7 @@ class Checkpoint:
         """
         left = self._owners.keys() - self._taken
         layers = {name: int(found[1]) for name in left if (found := _LAYER_TENSOR.match(name))}
-        strange = [name for name in layers if not name.endswith(_COMPUTED)]
+        strange = [name for name in layers if not name.endswith(_UNUSED)]
         if strange:
             first = min(strange, key=lambda name: (layers[name], name))
             raise DamagedModel(

@@ -163,6 +163,13 @@ def test_biases_of_zeros_are_dropped_and_others_are_told(tmp_path: Path) -> None
     assert f"{DOWN}.bias" in refusal(tmp_path, DamagedModel)
 
 
+def test_scales_of_a_kv_cache_in_fp8_are_left_alone(tmp_path: Path) -> None:
+    write_quantised("compressed fp8 dynamic", tmp_path)
+    scales = {f"model.layers.0.self_attn.{kind}_scale": torch.ones(1) for kind in "kv"}
+    edit(tmp_path, lambda tensors: tensors.update(scales))
+    ModelRunner(tmp_path, dtype="float32", num_blocks=8).warm_up()
+
+
 def test_a_quantised_tensor_that_nothing_reads_is_told(tmp_path: Path) -> None:
     write_quantised("awq", tmp_path)
     path = tmp_path / "config.json"
