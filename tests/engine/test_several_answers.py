@@ -1,5 +1,6 @@
 """Jobs of several outputs in one engine: what they share, and when they part."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from tidemill_gpuworker.engine import Engine
 from tidemill_gpuworker.group_engine import GroupEngine
 from tidemill_gpuworker.group_output import GroupOutput
 from tidemill_gpuworker.outbox import Generated
-from tidemill_gpuworker.step_config import StepConfig
+from tidemill_gpuworker.step_config import SchedulingMode, StepConfig
 from tidemill_gpuworker.step_scheduler import StepScheduler
 
 BLOCK_SIZE = 4
@@ -37,11 +38,13 @@ class Stage:
         max_num_seqs: int = 16,
         max_tokens_per_step: int = 64,
         enable_prefix_caching: bool = True,
+        mode: SchedulingMode = "continuous",
     ) -> None:
         config = StepConfig(
             max_model_len=128,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_tokens_per_step,
+            scheduling_mode=mode,
         )
         self.runner = FakeRunner(num_blocks, BLOCK_SIZE)
         self.blocks = BlockManager(
@@ -250,3 +253,44 @@ def test_another_answer_than_the_one_begun_is_not_told() -> None:
     stage.engine.add(make_group(1, best_of=2, told=[Generated([1, 2], 0)]))
     with pytest.raises(ArithmeticError, match="told other tokens of choice 0"):
         stage.run()
+
+
+def test_groups_run_in_static_batches_too() -> None:
+    stage = Stage(mode="static", max_num_seqs=2, num_blocks=80)
+    stage.engine.add(make_group(3))
+    stage.engine.add(make_group(2, [9, 8, 7], job_id="next"))
+    stage.run()
+    assert stage.told == {
+        **{("job", choice): expected(choice) for choice in range(3)},
+        **{("next", choice): expected(choice, [9, 8, 7]) for choice in range(2)},
+    }
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_come_and_go_in_a_cache_that_is_too_small(seed: int) -> None:
+    rng = random.Random(seed)
+    stage = Stage(num_blocks=12, max_num_seqs=6, enable_prefix_caching=seed % 2 == 0)
+    stage.runner.fail_after = set(rng.sample(range(1, 150), 15))
+    prompts: dict[str, tuple[list[int], int]] = {}
+    aborted: set[str] = set()
+    for number in range(200):
+        if rng.random() < 0.2:
+            job_id, length = f"job-{number}", rng.randint(1, 16)
+            prompts[job_id] = [*(PROMPT * 2)[:length], number % 3], rng.randint(2, 4)
+            stage.engine.add(make_group(prompts[job_id][1], prompts[job_id][0], job_id=job_id))
+        if prompts and rng.random() < 0.05:
+            job_id = rng.choice(list(prompts))
+            if stage.engine.abort(job_id) is not None:
+                aborted.add(job_id)
+        try:
+            stage.step()
+        except RuntimeError as error:
+            assert "fails" in str(error)
+    stage.runner.fail_after.clear()
+    stage.run()
+    assert stage.blocks.num_free_blocks == stage.blocks.num_blocks
+    for job_id, (prompt, num) in prompts.items():
+        for choice in range(num):
+            told, whole = stage.told.get((job_id, choice), []), expected(choice, prompt)
+            assert told == (whole[: len(told)] if job_id in aborted else whole)
+    assert aborted

@@ -120,7 +120,8 @@ class FakeRunner:
 class FakeSampler:
     """Takes the token that the fake runner has already chosen, moved on by the choice.
 
-    Its logprob, where one is wanted, follows from the token.
+    Its logprob, where one is wanted, follows from the token; the likeliest beside it are the next
+    numbers, each less likely than the one before.
     """
 
     def sample(self, logits: list[int], rows: list[Sequence]) -> list[SampledToken]:
@@ -137,11 +138,17 @@ def fake_logprob(token: int) -> float:
     return -(token % 97) / 48.5
 
 
+def alternatives(token: int, num: int) -> tuple[tuple[int, float], ...]:
+    """The likeliest tokens where the fake model has chosen ``token``, and their logprobs."""
+    return tuple((of_choice(token, place), -(1 + place) / 4) for place in range(num))
+
+
 def _sampled(token: int, row: Sequence) -> SampledToken:
-    wanted = row.params.logprobs is not None
-    return SampledToken(
-        token, TokenLogprobs(logprob=fake_logprob(token), rank=1) if wanted else None
-    )
+    num = row.params.logprobs
+    if num is None:
+        return SampledToken(token, None)
+    top = alternatives(token, num)
+    return SampledToken(token, TokenLogprobs(logprob=fake_logprob(token), rank=1, top=top))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import pytest
 import redis
 
 from support import shard
-from support.fake_engine import generate
+from support.fake_engine import alternatives, generate, next_token
 from support.shard import KEYS, read_log
 from support.wait import wait_until
 from support.worker_rig import Rig, make_request, result_of
@@ -143,3 +143,38 @@ def test_a_poisoned_group_fails_alone(rig: Rig, redis_client: redis.Redis) -> No
     rig.wait_for(good, "done")
     rig.exhaust(bad)
     check_log(redis_client, good, {choice: expected(choice) for choice in range(3)})
+
+
+def beams(width: int) -> list[list[int]]:
+    """The likeliest outputs, the best first."""
+    found: list[tuple[list[int], float]] = [([], 0.0)]
+    for _ in range(NUM_TOKENS):
+        longer = [
+            ([*ids, token], logprob + more)
+            for ids, logprob in found
+            for token, more in alternatives(next_token([*PROMPT, *ids]), 2 * width)
+        ]
+        found = sorted(longer, key=lambda pair: -pair[1])[:width]
+    return [ids for ids, _ in found]
+
+
+def test_beams_are_told_at_the_end_and_by_whoever_takes_the_job_over(
+    rig: Rig, redis_client: redis.Redis, redis_url: str
+) -> None:
+    job_id = rig.give(request(2, best_of=3, use_beam_search=True, seed=None))
+    rig.runner.allow(5)
+    wait_until(lambda: rig.engine.figures.num_steps == 5, what="some steps ran")
+    assert not chunks_of(redis_client, job_id)
+    rig.take_away(job_id)
+    second = Rig(redis_client, redis_url, rig.epoch)
+    second.runner.run_free()
+    with second.running():
+        second.dispatch(job_id)
+        second.wait_for(job_id, "done")
+    best = beams(3)[:2]
+    check_log(redis_client, job_id, dict(enumerate(best)))
+    result = from_stored(job_id, result_of(redis_client, job_id))
+    assert [list(choice.token_ids) for choice in result.choices] == best
+    assert result.usage.completion_tokens == 2 * NUM_TOKENS
+    blocks = second.engine.step_scheduler.block_manager
+    assert blocks.num_free_blocks == blocks.num_blocks
