@@ -179,7 +179,7 @@ def test_a_missing_model_is_one_line_and_a_failure(
     redis_client: redis.Redis, redis_url: str
 ) -> None:
     message = _fail_to_start("--redis-url", redis_url, "--model", "/nowhere", status=2)
-    assert "no model directory /nowhere" in message
+    assert "no directory or GGUF file '/nowhere'" in message
     assert redis_client.zcard(KEYS.workers) == 0
 
 
