@@ -53,7 +53,7 @@ def mill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mill]:
     byte_level_tokenizer().raw.save(str(base / "model" / "tokenizer.json"))
     fixed = write_adapter(base / "fixed", model, MODULES, seed=1)
     (base / "adapters").mkdir()
-    options = ("--enable-lora", "--lora-modules", f"fixed={fixed}")
+    options: tuple[str, ...] = ("--enable-lora", "--lora-modules", f"fixed={fixed}")
     options += ("--lora-dir", str(base / "adapters"))
     speculation = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'
     options += ("--speculative-config", speculation)
