@@ -5,6 +5,7 @@ one contract, written down in `tidemill_kernels.reference`.
 """
 
 from tidemill_kernels.backend import AttentionBackend, select_backend
+from tidemill_kernels.kv_scales import KVScales
 from tidemill_kernels.metadata import AttentionMetadata
 
-__all__ = ["AttentionBackend", "AttentionMetadata", "select_backend"]
+__all__ = ["AttentionBackend", "AttentionMetadata", "KVScales", "select_backend"]

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from tidemill_kernels import randomness, reference, torch_ops
+from tidemill_kernels.kv_scales import KVScales
 from tidemill_kernels.metadata import AttentionMetadata
 from tidemill_kernels.native.attention import NativeAttention
 from tidemill_kernels.native.build import NativeBuildError
@@ -28,6 +29,7 @@ class ReshapeAndCache(Protocol):
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
+        scales: KVScales | None = None,
     ) -> None:
         """Write `key` and `value` into the slots."""
 
@@ -47,6 +49,7 @@ class PagedAttention(Protocol):
         window: int = 0,
         soft_cap: float = 0.0,
         sinks: torch.Tensor | None = None,
+        scales: KVScales | None = None,
     ) -> None:
         """Write the attention of `query` into `out`."""
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from tidemill_kernels.kv_scales import LARGEST, KVScales
 from tidemill_kernels.metadata import AttentionMetadata
 from tidemill_kernels.options import AttentionOptions
 
@@ -12,17 +13,21 @@ def check_cache_write(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    scales: KVScales | None = None,
 ) -> None:
     """Raise ValueError unless the arguments of `reshape_and_cache` fit together."""
     _check_caches(key_cache, value_cache)
+    _check_scales(scales, key_cache)
     _, kv_heads, _, head_dim = key_cache.shape
     expected = (slot_mapping.shape[0], kv_heads, head_dim)
     for name, tensor in (("key", key), ("value", value)):
         if tensor.shape != expected:
             raise ValueError(f"{name} must be {expected}, not {tuple(tensor.shape)}")
-        if tensor.dtype != key_cache.dtype:
+        if tensor.dtype != key_cache.dtype and scales is None:
             raise ValueError(f"{name} is {tensor.dtype}, the cache is {key_cache.dtype}")
         _check_rows(name, tensor)
+    if key.dtype != value.dtype:
+        raise ValueError(f"key is {key.dtype}, value is {value.dtype}")
     if slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
         raise ValueError("slot_mapping must be contiguous int64")
 
@@ -34,9 +39,11 @@ def check_attention(
     value_cache: torch.Tensor,
     metadata: AttentionMetadata,
     options: AttentionOptions,
+    scales: KVScales | None = None,
 ) -> None:
     """Raise ValueError unless the arguments of `paged_attention` fit together."""
     _check_caches(key_cache, value_cache)
+    _check_scales(scales, key_cache)
     if query.dim() != 3 or query.shape[2] != key_cache.shape[3]:
         raise ValueError(f"query must be [tokens, heads, {key_cache.shape[3]}]")
     if out.shape != query.shape:
@@ -65,6 +72,19 @@ def _check_caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
     if key_cache.stride() != value_cache.stride() or key_cache.dtype != value_cache.dtype:
         raise ValueError("key_cache and value_cache must have the same strides and dtype")
     _check_rows("key_cache", key_cache)
+
+
+def _check_scales(scales: KVScales | None, key_cache: torch.Tensor) -> None:
+    is_quantised = key_cache.dtype in LARGEST
+    if scales is None and not is_quantised:
+        return
+    if scales is None or not is_quantised:
+        raise ValueError(f"scales go with a cache of {list(LARGEST)}: it is {key_cache.dtype}")
+    for name, tensor in (("key", scales.keys), ("value", scales.values)):
+        if tensor.shape != key_cache.shape[:3] or tensor.dtype != torch.float32:
+            raise ValueError(f"{name} scales must be float32 {tuple(key_cache.shape[:3])}")
+        if tensor.device != key_cache.device or not tensor.is_contiguous():
+            raise ValueError(f"{name} scales must be contiguous and on {key_cache.device}")
 
 
 def _check_rows(name: str, tensor: torch.Tensor) -> None:

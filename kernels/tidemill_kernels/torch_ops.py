@@ -3,6 +3,7 @@
 import torch
 
 from tidemill_kernels.checks import check_attention, check_cache_write
+from tidemill_kernels.kv_scales import KVScales, as_bytes, quantise_rows
 from tidemill_kernels.metadata import AttentionMetadata
 from tidemill_kernels.options import AttentionOptions
 
@@ -13,15 +14,21 @@ def reshape_and_cache(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    scales: KVScales | None = None,
 ) -> None:
     """Store each token's key and value in its slot; arguments as in `reference`."""
-    check_cache_write(key, value, key_cache, value_cache, slot_mapping)
+    check_cache_write(key, value, key_cache, value_cache, slot_mapping, scales)
     used = slot_mapping >= 0
     slots = slot_mapping[used]
     block_size = key_cache.shape[2]
     blocks, offsets = slots // block_size, slots % block_size
-    key_cache[blocks, :, offsets] = key[used]
-    value_cache[blocks, :, offsets] = value[used]
+    if scales is None:
+        key_cache[blocks, :, offsets] = key[used]
+        value_cache[blocks, :, offsets] = value[used]
+        return
+    for rows, cache, scale in ((key, key_cache, scales.keys), (value, value_cache, scales.values)):
+        codes, scale[blocks, :, offsets] = quantise_rows(rows[used], cache.dtype)
+        as_bytes(cache)[blocks, :, offsets] = as_bytes(codes)
 
 
 def paged_attention(
@@ -35,29 +42,36 @@ def paged_attention(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    scales: KVScales | None = None,
 ) -> None:
     """Gather each sequence's blocks and attend in float32; arguments as in `reference`."""
     options = AttentionOptions(window, soft_cap, sinks)
-    check_attention(out, query, key_cache, value_cache, metadata, options)
+    check_attention(out, query, key_cache, value_cache, metadata, options, scales)
+    key_scales, value_scales = (scales.keys, scales.values) if scales else (None, None)
     starts = metadata.cu_seqlens_q.tolist()
     for seq, seq_len in enumerate(metadata.seq_lens.tolist()):
         rows = slice(starts[seq], starts[seq + 1])
         block_table = metadata.block_tables[seq]
-        first = options.first_visible(seq_len - (rows.stop - rows.start))
-        keys = _gather(key_cache, block_table, first, seq_len)
-        values = _gather(value_cache, block_table, first, seq_len)
+        seen = range(options.first_visible(seq_len - (rows.stop - rows.start)), seq_len)
+        keys = _gather(key_cache, key_scales, block_table, seen)
+        values = _gather(value_cache, value_scales, block_table, seen)
         out[rows] = _attend(query[rows], keys, values, scale, options)
 
 
 def _gather(
-    cache: torch.Tensor, block_table: torch.Tensor, first: int, seq_len: int
+    cache: torch.Tensor, scales: torch.Tensor | None, block_table: torch.Tensor, positions: range
 ) -> torch.Tensor:
     _, kv_heads, block_size, head_dim = cache.shape
-    first_block = first // block_size
-    blocks = cache[block_table[first_block : -(-seq_len // block_size)].long()]
+    first_block = positions.start // block_size
+    ids = block_table[first_block : -(-positions.stop // block_size)].long()
+    blocks = as_bytes(cache)[ids].view(cache.dtype)
     by_head = blocks.transpose(0, 1).reshape(kv_heads, -1, head_dim)
     skipped = first_block * block_size
-    return by_head[:, first - skipped : seq_len - skipped].float()
+    seen = slice(positions.start - skipped, positions.stop - skipped)
+    rows = by_head[:, seen].float()
+    if scales is None:
+        return rows
+    return rows * scales[ids].transpose(0, 1).reshape(kv_heads, -1, 1)[:, seen]
 
 
 def _attend(

@@ -21,6 +21,8 @@ def decode_kernel(
     query_ptr,
     key_cache_ptr,
     value_cache_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     block_tables_ptr,
     seq_lens_ptr,
     sinks_ptr,
@@ -33,6 +35,7 @@ def decode_kernel(
     stride_block,
     stride_head,
     stride_slot,
+    stride_scales,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -44,6 +47,7 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
 ):
     """Grid (sequences, KV heads, splits). `qk_scale` carries log2(e).
 
@@ -69,6 +73,9 @@ def decode_kernel(
     positions = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
     key_ptr = key_cache_ptr + kv_head.to(tl.int64) * stride_head
     value_ptr = value_cache_ptr + kv_head.to(tl.int64) * stride_head
+    # Scales are [num_blocks, kv_heads, BLOCK_SIZE]; unused without a KV_FORMAT.
+    key_scales = key_scales_ptr + kv_head * BLOCK_SIZE
+    value_scales = value_scales_ptr + kv_head * BLOCK_SIZE
     table_ptr = block_tables_ptr + seq * stride_table
     num_tiles = tl.cdiv(seq_len, TILE)
     kv_start = 0
@@ -91,6 +98,8 @@ def decode_kernel(
                 positions,
                 key_ptr,
                 value_ptr,
+                key_scales,
+                value_scales,
                 table_ptr,
                 tile,
                 kv_start,
@@ -98,12 +107,14 @@ def decode_kernel(
                 qk_scale,
                 stride_block,
                 stride_slot,
+                stride_scales,
                 HEAD_DIM,
                 BLOCK_SIZE,
                 TILE,
                 ALIGN,
                 WINDOW,
                 SOFT_CAP,
+                KV_FORMAT,
                 MASKED=True,
             )
         first = tl.maximum(first, lead)
@@ -118,6 +129,8 @@ def decode_kernel(
             positions,
             key_ptr,
             value_ptr,
+            key_scales,
+            value_scales,
             table_ptr,
             tile,
             kv_start,
@@ -125,12 +138,14 @@ def decode_kernel(
             qk_scale,
             stride_block,
             stride_slot,
+            stride_scales,
             HEAD_DIM,
             BLOCK_SIZE,
             TILE,
             ALIGN,
             WINDOW,
             SOFT_CAP,
+            KV_FORMAT,
             MASKED=False,
         )
     # A loop, not an if: loops are pipelined, which needs far fewer registers here.
@@ -143,6 +158,8 @@ def decode_kernel(
             positions,
             key_ptr,
             value_ptr,
+            key_scales,
+            value_scales,
             table_ptr,
             tile,
             kv_start,
@@ -150,12 +167,14 @@ def decode_kernel(
             qk_scale,
             stride_block,
             stride_slot,
+            stride_scales,
             HEAD_DIM,
             BLOCK_SIZE,
             TILE,
             ALIGN,
             WINDOW,
             SOFT_CAP,
+            KV_FORMAT,
             MASKED=True,
         )
     if NUM_SPLITS > 1:

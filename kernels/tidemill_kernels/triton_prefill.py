@@ -34,6 +34,8 @@ def prefill_kernel(
     query_ptr,
     key_cache_ptr,
     value_cache_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     block_tables_ptr,
     seq_lens_ptr,
     cu_seqlens_ptr,
@@ -49,6 +51,7 @@ def prefill_kernel(
     stride_block,
     stride_head,
     stride_slot,
+    stride_scales,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -60,6 +63,7 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
 ):
     """Grid (query blocks, KV heads). Rows are (token, head of the group), BLOCK_Q tokens a block.
 
@@ -93,6 +97,9 @@ def prefill_kernel(
     positions = context + tokens
     key_ptr = key_cache_ptr + kv_head.to(tl.int64) * stride_head
     value_ptr = value_cache_ptr + kv_head.to(tl.int64) * stride_head
+    # Scales are [num_blocks, kv_heads, BLOCK_SIZE]; unused without a KV_FORMAT.
+    key_scales = key_scales_ptr + kv_head * BLOCK_SIZE
+    value_scales = value_scales_ptr + kv_head * BLOCK_SIZE
     table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_table
     kv_len = context + tl.minimum(first_token + BLOCK_Q, query_len)
     # Every row sees the tokens before the block's first one; tiles of those need no mask.
@@ -113,6 +120,8 @@ def prefill_kernel(
                 positions,
                 key_ptr,
                 value_ptr,
+                key_scales,
+                value_scales,
                 table_ptr,
                 tile,
                 kv_start,
@@ -120,12 +129,14 @@ def prefill_kernel(
                 qk_scale,
                 stride_block,
                 stride_slot,
+                stride_scales,
                 HEAD_DIM,
                 BLOCK_SIZE,
                 TILE,
                 ALIGN,
                 WINDOW,
                 SOFT_CAP,
+                KV_FORMAT,
                 MASKED=True,
             )
         first = tl.maximum(first, tl.minimum(lead, full))
@@ -138,6 +149,8 @@ def prefill_kernel(
             positions,
             key_ptr,
             value_ptr,
+            key_scales,
+            value_scales,
             table_ptr,
             tile,
             kv_start,
@@ -145,12 +158,14 @@ def prefill_kernel(
             qk_scale,
             stride_block,
             stride_slot,
+            stride_scales,
             HEAD_DIM,
             BLOCK_SIZE,
             TILE,
             ALIGN,
             WINDOW,
             SOFT_CAP,
+            KV_FORMAT,
             MASKED=False,
         )
     for tile in range(tl.maximum(first, full), tl.cdiv(kv_len, TILE)):
@@ -162,6 +177,8 @@ def prefill_kernel(
             positions,
             key_ptr,
             value_ptr,
+            key_scales,
+            value_scales,
             table_ptr,
             tile,
             kv_start,
@@ -169,12 +186,14 @@ def prefill_kernel(
             qk_scale,
             stride_block,
             stride_slot,
+            stride_scales,
             HEAD_DIM,
             BLOCK_SIZE,
             TILE,
             ALIGN,
             WINDOW,
             SOFT_CAP,
+            KV_FORMAT,
             MASKED=True,
         )
     result = acc / row_sum[:, None]

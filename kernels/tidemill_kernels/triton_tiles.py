@@ -10,6 +10,8 @@ arithmetic; an explicit `input_precision`, because float32 products would be TF3
 import triton
 import triton.language as tl
 
+from tidemill_kernels.triton_codes import decoded
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -47,11 +49,20 @@ def tile_offsets(
 def load_rows(ptrs, row_ok, dim_ok, MASKED: tl.constexpr, PADDED: tl.constexpr):
     """Load [rows, dims]; masks only what can lie outside, since masks cost registers."""
     if MASKED and PADDED:
-        return tl.load(ptrs, mask=row_ok[:, None] & dim_ok[None, :], other=0.0)
+        return tl.load(ptrs, mask=row_ok[:, None] & dim_ok[None, :], other=0)
     elif MASKED:
-        return tl.load(ptrs, mask=row_ok[:, None], other=0.0)
+        return tl.load(ptrs, mask=row_ok[:, None], other=0)
     elif PADDED:
-        return tl.load(ptrs, mask=dim_ok[None, :], other=0.0)
+        return tl.load(ptrs, mask=dim_ok[None, :], other=0)
+    else:
+        return tl.load(ptrs)
+
+
+@triton.jit
+def load_scales(ptrs, token_ok, MASKED: tl.constexpr):
+    """Load float32 [rows]; 0 for tokens that are not there."""
+    if MASKED:
+        return tl.load(ptrs, mask=token_ok, other=0.0)
     else:
         return tl.load(ptrs)
 
@@ -87,6 +98,8 @@ def attend_tile(
     positions,
     key_ptr,
     value_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     table_ptr,
     tile,
     kv_start,
@@ -94,15 +107,20 @@ def attend_tile(
     qk_scale,
     stride_block,
     stride_slot,
+    stride_scales,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     ALIGN: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Return (acc, row_max, row_sum) after one more tile of keys and values.
+
+    Those of a quantised cache, whose `KV_FORMAT` is not 0, are decoded to the query's dtype: the
+    scales of keys multiply scores, which are float32 already, those of values each element.
 
     `row_max` is in units of log2. With `MASKED`, tokens from `kv_len` on are not read and each
     query row sees the tokens up to its own entry of `positions`; with a `WINDOW` besides, tokens
@@ -128,7 +146,22 @@ def attend_tile(
         token_ok = token_ok & (tokens >= kv_start)
     dim_ok = dims < HEAD_DIM
     keys = load_rows(key_ptr + at, token_ok, dim_ok, MASKED, DIM > HEAD_DIM)
+    if KV_FORMAT:
+        keys = decoded(keys, KV_FORMAT).to(query.dtype)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee", out_dtype=tl.float32) * qk_scale
+    if KV_FORMAT:
+        scales_at = tile_offsets(
+            table_ptr,
+            tile,
+            tl.cdiv(kv_len, BLOCK_SIZE),
+            stride_scales,
+            1,
+            BLOCK_SIZE,
+            TILE,
+            1,
+            MASKED,
+        )
+        scores *= load_scales(key_scales_ptr + scales_at, token_ok, MASKED)[None, :]
     if SOFT_CAP > 0.0:
         scores = soft_capped(scores, SOFT_CAP)
     if MASKED:
@@ -145,5 +178,8 @@ def attend_tile(
     shrink = tl.exp2(row_max - base)
     row_sum = row_sum * shrink + tl.sum(weights, 1)
     values = load_rows(value_ptr + at, token_ok, dim_ok, MASKED, DIM > HEAD_DIM)
+    if KV_FORMAT:
+        value_scales = load_scales(value_scales_ptr + scales_at, token_ok, MASKED)
+        values = (decoded(values, KV_FORMAT) * value_scales[:, None]).to(query.dtype)
     acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
     return acc, new_max, row_sum

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 from support.triton_compile import Binary, compile_kernel
-from tidemill_kernels.triton_cache import cache_write_kernel
+from tidemill_kernels.triton_cache import cache_write_kernel, quantising_write_kernel
 from tidemill_kernels.triton_decode import decode_kernel, reduce_kernel
 from tidemill_kernels.triton_prefill import prefill_kernel
 from tidemill_kernels.triton_tuning import Geometry, decode_shape, prefill_shape
@@ -20,13 +20,15 @@ ELEMENT_SIZES = {"fp32": 4, "fp16": 2, "bf16": 2}
 SIXTEEN_BIT = [(8, 128, 16), (8, 128, 64), (4, 64, 16), (3, 64, 32), (71, 64, 16), (4, 80, 16)]
 FLOAT32 = [(3, 64, 16), (8, 128, 64)]
 OTHER_GPUS = [80, 100]
-PLAIN = {"WINDOW": 0, "SOFT_CAP": 0.0, "HAS_SINKS": False}
+PLAIN = {"WINDOW": 0, "SOFT_CAP": 0.0, "HAS_SINKS": False, "KV_FORMAT": 0}
+# Formats of quantised caches, with Triton's type of their codes and the largest number.
+QUANTISED = {"int8": (1, "i8", 127.0), "e4m3": (2, "u8", 448.0), "e5m2": (3, "u8", 57344.0)}
 OPTIONS = {
     "window": PLAIN | {"WINDOW": 4096},
     "soft cap": PLAIN | {"SOFT_CAP": 50.0},
     "window and sinks": PLAIN | {"WINDOW": 128, "HAS_SINKS": True},
 }
-ALL_OPTIONS = {"WINDOW": 4096, "SOFT_CAP": 50.0, "HAS_SINKS": True}
+ALL_OPTIONS = PLAIN | {"WINDOW": 4096, "SOFT_CAP": 50.0, "HAS_SINKS": True}
 INT32_POINTERS = {"block_tables_ptr", "seq_lens_ptr", "cu_seqlens_ptr"}
 
 
@@ -38,9 +40,11 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield
 
 
-def argument_type(name: str, dtype: str) -> str:
-    if name.startswith("partial"):
+def argument_type(name: str, dtype: str, codes: str) -> str:
+    if name.startswith("partial") or name.endswith("_scales_ptr"):
         return "*fp32"
+    if name.endswith("_cache_ptr"):
+        return f"*{codes or dtype}"
     if name == "slot_mapping_ptr":
         return "*i64"
     if name == "sinks_ptr":
@@ -58,7 +62,9 @@ def build(
     options: dict[str, int],
 ) -> Binary:
     names = [parameter.name for parameter in kernel.params]
-    types = {name: argument_type(name, dtype) for name in names if name not in constants}
+    formats = {number: codes for number, codes, _ in QUANTISED.values()}
+    codes = formats.get(constants.get("KV_FORMAT", 0), "")
+    types = {name: argument_type(name, dtype, codes) for name in names if name not in constants}
     return compile_kernel(kernel, capability, types=types, constants=constants, options=options)
 
 
@@ -171,6 +177,23 @@ def test_the_small_kernels_compile_without_spills(capability: int) -> None:
     reduce = build(reduce_kernel, capability, "bf16", head | {"NUM_SPLITS": 32}, {"num_warps": 4})
     assert write.spills() == reduce.spills() == 0
     assert write.count(r"STG\.E\.U16") == 0
+
+
+@pytest.mark.parametrize("capability", [HOPPER, *OTHER_GPUS])
+@pytest.mark.parametrize("name", ["int8", "e4m3", pytest.param("e5m2", marks=pytest.mark.slow)])
+def test_quantised_caches_cost_no_spills_on_any_gpu(name: str, capability: int) -> None:
+    number, _, largest = QUANTISED[name]
+    options = PLAIN | {"KV_FORMAT": number}
+    decode = build_decode(capability, "bf16", (8, 128, 16), options)
+    prefill = build_prefill(capability, "bf16", (8, 128, 16), options)
+    assert decode.shared_bytes <= 100 * 1024
+    assert decode.spills() == 0
+    # Of a 64-row product on Ampere's smaller units even a plain cache spills.
+    assert prefill.spills() == 0 or capability == 80
+    head = {"HEAD_DIM": 128, "DIM_PADDED": 128, "KV_HEADS": 8, "HEADS_PADDED": 8}
+    write = {"BLOCK_SIZE": 16, "KV_FORMAT": number, "LARGEST": largest, "TINY": 2.0**-100}
+    options = {"num_warps": 4}
+    assert build(quantising_write_kernel, capability, "bf16", head | write, options).spills() == 0
 
 
 def test_the_kernels_refuse_nothing_that_the_launcher_offers() -> None:

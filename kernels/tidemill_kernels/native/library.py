@@ -20,6 +20,7 @@ class AttentionArgs(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("out", "query", "key_cache", "value_cache")),
         *((name, _POINTER) for name in ("block_tables", "seq_lens", "cu_seqlens_q", "sinks")),
+        *((name, _POINTER) for name in ("key_scales", "value_scales")),
         *((name, _INT64) for name in ("out_token_stride", "out_head_stride")),
         *((name, _INT64) for name in ("query_token_stride", "query_head_stride")),
         *((name, _INT64) for name in ("block_stride", "head_stride", "slot_stride")),
@@ -27,13 +28,13 @@ class AttentionArgs(ctypes.Structure):
         *((name, _INT32) for name in ("num_heads", "kv_heads", "head_dim")),
         *((name, _INT32) for name in ("num_decodes", "num_seqs")),
         *((name, _INT32) for name in ("is_bfloat16", "num_threads")),
-        ("window", _INT32),
+        *((name, _INT32) for name in ("kv_format", "window")),
         *((name, ctypes.c_float) for name in ("scale", "soft_cap")),
     ]
 
 
 class CacheWriteArgs(ctypes.Structure):
-    """Mirror of `CacheWriteArgs` in src/attention.cc; strides count bytes."""
+    """Mirror of `CacheWriteArgs` in src/cache_write.cc; strides count bytes."""
 
     _fields_ = [
         *((name, _POINTER) for name in ("key", "value", "key_cache", "value_cache")),
@@ -43,6 +44,21 @@ class CacheWriteArgs(ctypes.Structure):
         *((name, _INT64) for name in ("block_stride", "head_stride", "slot_stride")),
         *((name, _INT64) for name in ("num_tokens", "num_slots")),
         *((name, _INT32) for name in ("block_size", "kv_heads", "row_bytes", "num_threads")),
+    ]
+
+
+class QuantisedWriteArgs(ctypes.Structure):
+    """Mirror of `QuantisedWriteArgs` in src/cache_write.cc; strides count elements."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("key", "value", "key_cache", "value_cache")),
+        *((name, _POINTER) for name in ("key_scales", "value_scales", "slot_mapping")),
+        *((name, _INT64) for name in ("key_token_stride", "key_head_stride")),
+        *((name, _INT64) for name in ("value_token_stride", "value_head_stride")),
+        *((name, _INT64) for name in ("block_stride", "head_stride", "slot_stride")),
+        *((name, _INT64) for name in ("num_tokens", "num_slots")),
+        *((name, _INT32) for name in ("block_size", "kv_heads", "head_dim")),
+        *((name, _INT32) for name in ("kv_format", "is_bfloat16", "num_threads")),
     ]
 
 
@@ -66,6 +82,8 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.tidemill_paged_attention.restype = ctypes.c_int
     library.tidemill_reshape_and_cache.argtypes = [ctypes.POINTER(CacheWriteArgs)]
     library.tidemill_reshape_and_cache.restype = _INT64
+    library.tidemill_quantise_and_cache.argtypes = [ctypes.POINTER(QuantisedWriteArgs)]
+    library.tidemill_quantise_and_cache.restype = _INT64
     library.tidemill_philox_uniform.argtypes = [
         *(ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32),
         *(_POINTER, _INT64, _POINTER),

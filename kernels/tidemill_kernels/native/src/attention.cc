@@ -1,11 +1,12 @@
-// Entry points for attention and cache writes. Returns: 0, or 1 + the index of the offending
-// sequence or token, checked before anything is written.
+// Entry point of attention. Returns 0, or 1 + the index of the offending sequence, checked before
+// anything is written.
 #include "attention.h"
 
 #include <vector>
 
 #include "decode.h"
 #include "prefill.h"
+#include "quantised.h"
 
 namespace {
 
@@ -27,23 +28,28 @@ int check_blocks(const AttentionArgs& a) {
   return 0;
 }
 
-template <class T>
+// Q is the type of query and out, T that of the cache's rows; both order their pairs alike.
+template <class Q, class T>
 void decode_item(const AttentionArgs& a, const WorkItem& w, float* acc, Softmax* states) {
   const int group = a.num_heads / a.kv_heads, dim = a.head_dim;
-  std::vector<float> query(group * dim);
-  const auto* row = (const typename T::Scalar*)a.query +
+  std::vector<float> query(group * dim), decoded(room_for_rows(a));
+  const auto* row = (const typename Q::Scalar*)a.query +
                     a.cu_seqlens_q[w.seq] * a.query_token_stride;
   for (int g = 0; g < group; g++)
-    load_row<T>(row + (w.kv_head * group + g) * a.query_head_stride, &query[g * dim], dim, a.scale);
+    load_row<Q>(row + (w.kv_head * group + g) * a.query_head_stride, &query[g * dim], dim, a.scale);
   for (int i = 0; i < group * dim; i++) acc[i] = 0.0f;
   // A sink is counted once, in the first split of its sequence.
   const bool counts_sink = w.begin == first_visible(a, a.seq_lens[w.seq] - 1);
   for (int g = 0; g < group; g++) states[g] = initial_softmax(a, w.kv_head * group + g, counts_sink);
   const float* q = query.data();
+  float* room = decoded.data();
+  const int head = w.kv_head;
   switch (dim / kLanes) {
-    case 8: decode_heads<T, 8>(a, w.seq, w.kv_head, group, q, w.begin, w.end, acc, states); break;
-    case 16: decode_heads<T, 16>(a, w.seq, w.kv_head, group, q, w.begin, w.end, acc, states); break;
-    default: decode_heads<T, 0>(a, w.seq, w.kv_head, group, q, w.begin, w.end, acc, states); break;
+    case 8: decode_heads<T, 8>(a, w.seq, head, group, q, w.begin, w.end, room, acc, states); break;
+    case 16:
+      decode_heads<T, 16>(a, w.seq, head, group, q, w.begin, w.end, room, acc, states);
+      break;
+    default: decode_heads<T, 0>(a, w.seq, head, group, q, w.begin, w.end, room, acc, states);
   }
 }
 
@@ -71,7 +77,7 @@ void write_output(const AttentionArgs& a, int seq, int kv_head, int splits, floa
   }
 }
 
-template <class T>
+template <class Q, class T>
 void decode(const AttentionArgs& a) {
   const int group = a.num_heads / a.kv_heads, dim = a.head_dim;
   std::vector<WorkItem> items;
@@ -93,19 +99,19 @@ void decode(const AttentionArgs& a) {
   {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < num_items; i++)
-      decode_item<T>(a, items[i], &acc[i * group * dim], &states[i * group]);
+      decode_item<Q, T>(a, items[i], &acc[i * group * dim], &states[i * group]);
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < num_outputs; i++)
-      write_output<T>(a, (int)(i / a.kv_heads), (int)(i % a.kv_heads),
+      write_output<Q>(a, (int)(i / a.kv_heads), (int)(i % a.kv_heads),
                       (int)(first[i + 1] - first[i]), &acc[first[i] * group * dim],
                       &states[first[i] * group]);
   }
 }
 
-template <class T>
+template <class Q, class T = Q>
 void attend(const AttentionArgs& a) {
-  if (a.num_decodes > 0) decode<T>(a);
-  if (a.num_decodes < a.num_seqs) prefill<T>(a);
+  if (a.num_decodes > 0) decode<Q, T>(a);
+  if (a.num_decodes < a.num_seqs) prefill<Q, T>(a);
 }
 
 }  // namespace
@@ -113,40 +119,11 @@ void attend(const AttentionArgs& a) {
 extern "C" int tidemill_paged_attention(const AttentionArgs* args) {
   const int bad = check_blocks(*args);
   if (bad) return bad;
-  args->is_bfloat16 ? attend<BFloat16>(*args) : attend<Float32>(*args);
-  return 0;
-}
-
-struct CacheWriteArgs {
-  const char* key;
-  const char* value;
-  char* key_cache;
-  char* value_cache;
-  const int64_t* slot_mapping;
-  int64_t key_token_stride, key_head_stride;  // every stride counts bytes
-  int64_t value_token_stride, value_head_stride;
-  int64_t block_stride, head_stride, slot_stride;
-  int64_t num_tokens, num_slots;
-  int32_t block_size, kv_heads, row_bytes, num_threads;
-};
-
-extern "C" int64_t tidemill_reshape_and_cache(const CacheWriteArgs* args) {
-  const CacheWriteArgs& a = *args;
-  for (int64_t t = 0; t < a.num_tokens; t++)
-    if (a.slot_mapping[t] >= a.num_slots) return t + 1;
-  // A parallel region costs more than copying a few rows.
-  const int threads = a.num_tokens * a.kv_heads * a.row_bytes < 65536 ? 1 : a.num_threads;
-#pragma omp parallel for num_threads(threads)
-  for (int64_t t = 0; t < a.num_tokens; t++) {
-    const int64_t slot = a.slot_mapping[t];
-    if (slot < 0) continue;
-    const int64_t at = slot / a.block_size * a.block_stride + slot % a.block_size * a.slot_stride;
-    for (int h = 0; h < a.kv_heads; h++) {
-      std::memcpy(a.key_cache + at + h * a.head_stride,
-                  a.key + t * a.key_token_stride + h * a.key_head_stride, a.row_bytes);
-      std::memcpy(a.value_cache + at + h * a.head_stride,
-                  a.value + t * a.value_token_stride + h * a.value_head_stride, a.row_bytes);
-    }
-  }
+  if (!args->is_bfloat16)
+    attend<Float32>(*args);
+  else if (args->kv_format)
+    attend<OrderedBFloat16, Float32>(*args);
+  else
+    attend<BFloat16>(*args);
   return 0;
 }

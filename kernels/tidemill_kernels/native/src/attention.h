@@ -2,6 +2,9 @@
 #pragma once
 #include <cstdint>
 
+// What the cache holds: the dtype of the query, or codes with scales.
+enum KVFormat : int32_t { kPlain = 0, kInt8 = 1, kE4M3 = 2, kE5M2 = 3 };
+
 struct AttentionArgs {
   void* out;
   const void* query;
@@ -11,13 +14,16 @@ struct AttentionArgs {
   const int32_t* seq_lens;
   const int32_t* cu_seqlens_q;
   const float* sinks;  // [num_heads], or null
+  const float* key_scales;  // [num_blocks, kv_heads, block_size], or null
+  const float* value_scales;
   int64_t out_token_stride, out_head_stride;  // every stride counts elements
   int64_t query_token_stride, query_head_stride;
   int64_t block_stride, head_stride, slot_stride;
   int32_t num_blocks, max_blocks, block_size;
   int32_t num_heads, kv_heads, head_dim;
   int32_t num_decodes, num_seqs;
-  int32_t is_bfloat16, num_threads;
+  int32_t is_bfloat16, num_threads;  // the former of query and out, and of a plain cache
+  int32_t kv_format;
   int32_t window;  // a query at p sees the keys from p - window + 1 on; 0: all
   float scale, soft_cap;
 };

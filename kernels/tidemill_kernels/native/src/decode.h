@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "attention.h"
+#include "quantised.h"
 #include "vector.h"
 
 // The running softmax of one query head: `sum` and the accumulator are scaled by exp(-max).
@@ -114,17 +115,17 @@ TM_INLINE void add_values(float (*weights)[kChunk], const float* shrink,
 }
 
 // One KV head, `GROUP` of its query heads, tokens [begin, end). `VECS` = head_dim / 8, or 0 where
-// it is known only at run time. query, acc: [GROUP, head_dim].
+// it is known only at run time. query, acc: [GROUP, head_dim]; room: see find_rows.
 template <class T, int VECS, int GROUP>
 void decode_range(const AttentionArgs& a, int seq, int kv_head, const float* query, int begin,
-                  int end, float* acc, Softmax* states) {
+                  int end, float* room, float* acc, Softmax* states) {
   const int vecs = VECS ? VECS : a.head_dim / kLanes;
   const typename T::Scalar *keys[kChunk], *values[kChunk];
   alignas(64) float scores[GROUP][kChunk];
   float shrink[GROUP];
   for (int start = begin; start < end; start += kChunk) {
     const int count = end - start < kChunk ? end - start : kChunk;
-    cached_rows<T>(a, seq, kv_head, start, count, keys, values);
+    find_rows<T>(a, seq, kv_head, start, 0, count, room, keys, values);
     score_tokens<T, GROUP>(query, keys, values, count, vecs, scores);
     if (a.soft_cap > 0.0f)
       for (int g = 0; g < GROUP; g++) cap_scores(scores[g], count, a.soft_cap);
@@ -135,16 +136,17 @@ void decode_range(const AttentionArgs& a, int seq, int kv_head, const float* que
 
 template <class T, int VECS>
 void decode_heads(const AttentionArgs& a, int seq, int kv_head, int group, const float* query,
-                  int begin, int end, float* acc, Softmax* states) {
+                  int begin, int end, float* room, float* acc, Softmax* states) {
   const int dim = a.head_dim;
   for (int g = 0; g < group; g += 4) {
     const float* q = query + g * dim;
     float* o = acc + g * dim;
+    Softmax* s = states + g;
     switch (group - g) {
-      case 1: decode_range<T, VECS, 1>(a, seq, kv_head, q, begin, end, o, states + g); break;
-      case 2: decode_range<T, VECS, 2>(a, seq, kv_head, q, begin, end, o, states + g); break;
-      case 3: decode_range<T, VECS, 3>(a, seq, kv_head, q, begin, end, o, states + g); break;
-      default: decode_range<T, VECS, 4>(a, seq, kv_head, q, begin, end, o, states + g); break;
+      case 1: decode_range<T, VECS, 1>(a, seq, kv_head, q, begin, end, room, o, s); break;
+      case 2: decode_range<T, VECS, 2>(a, seq, kv_head, q, begin, end, room, o, s); break;
+      case 3: decode_range<T, VECS, 3>(a, seq, kv_head, q, begin, end, room, o, s); break;
+      default: decode_range<T, VECS, 4>(a, seq, kv_head, q, begin, end, room, o, s); break;
     }
   }
 }

@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "decode.h"
+#include "quantised.h"
 #include "vector.h"
 
 // Query rows (tokens x heads of one KV head) that share one pass over the cache.
@@ -54,11 +55,11 @@ inline void matmul(const float* a, int64_t a_stride, const float* b, int64_t b_s
 
 // One thread's buffers, allocated once per call.
 struct PrefillScratch {
-  std::vector<float> query, acc, keys, values, scores, row;
+  std::vector<float> query, acc, keys, values, scores, row, room;
   std::vector<Softmax> states;
-  PrefillScratch(int rows, int dim)
+  PrefillScratch(int rows, int dim, int64_t room_size)
       : query(rows * dim), acc(rows * dim), keys(dim * kChunk), values(kChunk * dim),
-        scores(rows * kChunk), row(dim), states(rows) {}
+        scores(rows * kChunk), row(dim), room(room_size), states(rows) {}
 };
 
 // Keys go in transposed, [dim, kChunk], values as they are. The first `skipped` tokens are not
@@ -68,7 +69,7 @@ void load_chunk(const AttentionArgs& a, int seq, int kv_head, int begin, int ski
                 PrefillScratch& s) {
   const typename T::Scalar *keys[kChunk], *values[kChunk];
   const int dim = a.head_dim;
-  cached_rows<T>(a, seq, kv_head, begin, count, keys, values);
+  find_rows<T>(a, seq, kv_head, begin, skipped, count, s.room.data(), keys, values);
   for (int j = 0; j < skipped; j++) {
     for (int i = 0; i < dim; i++) s.keys[i * kChunk + j] = 0.0f;
     std::memset(&s.values[j * dim], 0, sizeof(float) * dim);
@@ -83,17 +84,18 @@ void load_chunk(const AttentionArgs& a, int seq, int kv_head, int begin, int ski
 }
 
 // Query tokens [first, first + tokens) of a sequence under one KV head; row = token * group + head.
-template <class T>
+// Q is the type of query and out, T that of the cache's rows; both order their pairs alike.
+template <class Q, class T>
 void prefill_tile(const AttentionArgs& a, int seq, int kv_head, int first, int tokens,
                   PrefillScratch& s) {
   const int group = a.num_heads / a.kv_heads, dim = a.head_dim, rows = tokens * group;
   const int start = a.cu_seqlens_q[seq];
   const int position = a.seq_lens[seq] - (a.cu_seqlens_q[seq + 1] - start) + first;
   for (int r = 0; r < rows; r++) {
-    const auto* q = (const typename T::Scalar*)a.query +
+    const auto* q = (const typename Q::Scalar*)a.query +
                     (int64_t)(start + first + r / group) * a.query_token_stride +
                     (kv_head * group + r % group) * a.query_head_stride;
-    load_row<T>(q, &s.query[r * dim], dim, a.scale);
+    load_row<Q>(q, &s.query[r * dim], dim, a.scale);
     std::memset(&s.acc[r * dim], 0, sizeof(float) * dim);
     s.states[r] = initial_softmax(a, kv_head * group + r % group, true);
   }
@@ -129,15 +131,15 @@ void prefill_tile(const AttentionArgs& a, int seq, int kv_head, int first, int t
     }
     matmul(scores, kChunk, s.values.data(), dim, acc, dim, active, count, dim / kLanes);
   }
-  auto* first_out = (typename T::Scalar*)a.out + (int64_t)(start + first) * a.out_token_stride;
+  auto* first_out = (typename Q::Scalar*)a.out + (int64_t)(start + first) * a.out_token_stride;
   for (int r = 0; r < rows; r++) {
     auto* out = first_out + r / group * a.out_token_stride +
                 (kv_head * group + r % group) * a.out_head_stride;
-    store_row<T>(out, &s.acc[r * dim], dim, s.states[r].sum);
+    store_row<Q>(out, &s.acc[r * dim], dim, s.states[r].sum);
   }
 }
 
-template <class T>
+template <class Q, class T>
 void prefill(const AttentionArgs& a) {
   struct Tile {
     int32_t seq, kv_head, first, tokens;
@@ -155,9 +157,10 @@ void prefill(const AttentionArgs& a) {
   const int threads = count < a.num_threads ? (int)count : a.num_threads;
 #pragma omp parallel num_threads(threads)
   {
-    PrefillScratch scratch(size * group, a.head_dim);
+    PrefillScratch scratch(size * group, a.head_dim, room_for_rows(a));
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < count; i++)
-      prefill_tile<T>(a, tiles[i].seq, tiles[i].kv_head, tiles[i].first, tiles[i].tokens, scratch);
+      prefill_tile<Q, T>(a, tiles[i].seq, tiles[i].kv_head, tiles[i].first, tiles[i].tokens,
+                         scratch);
   }
 }
