@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tidemill._choice_walk import ChoiceWalk
 from tidemill._reads import SEAL, LogEntry, LogPage, Outcome, Read, log_page, outcome
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import InvalidRequest, ProtocolError, StreamGap
@@ -86,6 +87,9 @@ class TokenFollower:
         self._scanned_chars: int | None = 0 if not self._cursor else None
         #: Characters before ``position``; None until a scan has passed it.
         self._num_chars: int | None = 0 if not self.position else None
+        # Set once several choices were seen; who resumes does not know what was given of each.
+        self._walk: ChoiceWalk | None = None
+        self._may_walk = not self.position
 
     @property
     def channel(self) -> str:
@@ -113,13 +117,17 @@ class TokenFollower:
             # either: the log has what it stood for.
             self.must_read = True
             return
+        told = _with_id(chunk, entry_id.decode())
+        if self._is_walking(told):
+            self._walk_message(told)
+            return
         if chunk.end <= self.position:
             return
         if chunk.start != self.position:
             self.must_read = True
             return
-        self._give(_with_id(chunk, entry_id.decode()))
-        self._cursor = entry_id.decode()
+        self._give(told)
+        self._cursor = told.event_id
 
     def next_read(self) -> Read[LogPage | Outcome]:
         """What to read now."""
@@ -165,17 +173,71 @@ class TokenFollower:
     def _take_result(self, stored: Outcome) -> None:
         if stored.result is None:
             raise result_expired(self.job_id)
-        self._scanned_chars = 0
-        for chunk in stored_chunks(stored.result):
+        self._scan_again()
+        chunks = list(stored_chunks(stored.result))
+        if any(chunk.choice for chunk in chunks):
+            self._begin_walk()
+        for chunk in chunks:
             self._place(chunk)
         self.end = stored.result.end
         self.must_read = False
 
     def _scan_again(self) -> None:
         self._cursor, self._scanned_chars, self.must_read = "", 0, True
+        if self._walk is not None:
+            self._walk.start_over()
+
+    def _is_walking(self, chunk: Chunk) -> bool:
+        return self._walk is not None or (self._may_walk and chunk.choice > 0)
+
+    def _begin_walk(self) -> None:
+        if self._walk is None and self._may_walk:
+            self._walk = ChoiceWalk(self.position, self._num_chars or 0)
+
+    def _walk_message(self, chunk: Chunk) -> None:
+        is_same_attempt = _fence_of(chunk.event_id) == _fence_of(self._cursor)
+        if self._walk is None or not is_same_attempt or chunk.start > self._walk.passed:
+            # Another attempt may have begun before the end of what was read of this one.
+            self._begin_walk()
+            self._scan_again()
+        elif chunk.start == self._walk.passed:
+            self._walk_on(self._walk, chunk)
+            self._cursor = chunk.event_id
+
+    def _walk_on(self, walk: ChoiceWalk, chunk: Chunk) -> None:
+        num_ids, num_chars = walk.take(chunk)
+        ids = chunk.ids[num_ids:]
+        self._give(
+            replace(
+                chunk,
+                start=self.position,
+                end=self.position + len(ids),
+                ids=ids,
+                text=chunk.text[num_chars:],
+                logprobs=logprobs_slice(chunk.logprobs, num_ids),
+            )
+        )
+
+    def _place_by_choice(self, chunk: Chunk) -> bool:
+        walk = self._walk
+        if walk is None:
+            self._begin_walk()
+            return False
+        if chunk.start != walk.passed:
+            if self._scanned_chars is None:
+                return False
+            raise StreamGap(
+                f"the log of {self.job_id} goes on with token {chunk.start} after token"
+                f" {walk.passed}",
+                job_id=self.job_id,
+            )
+        self._walk_on(walk, chunk)
+        return True
 
     def _place(self, chunk: Chunk) -> bool:
         """Give out what is new in ``chunk``; false if only a scan can tell what is."""
+        if self._is_walking(chunk):
+            return self._place_by_choice(chunk)
         scanned = self._scanned_chars
         if scanned is not None:
             self._scanned_chars = scanned + len(chunk.text)
@@ -274,6 +336,10 @@ def logprobs_slice(
 ) -> tuple[TokenLogprobs, ...] | None:
     """Return a part of logprobs, None if it has none."""
     return (logprobs or ())[start:end] or None
+
+
+def _fence_of(event_id: str) -> str:
+    return event_id.partition("-")[0]
 
 
 def _chunk_of(fields: dict[bytes, bytes]) -> TokenChunk | None:
