@@ -4,12 +4,13 @@
 
 Lengths are lognormal from a fixed seed, cut at the longest and scaled to the mean. Every request
 gets its blocks from the worker's own block manager, step by step as it grows; static allocation
-gives each the room of the longest, as it does not know which one will need it.
+gives each the room of the longest, as it does not know which one will need it. The last rows are
+of caches of 8 bits (--kv-cache-dtype).
 """
 
 import argparse
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from rich.console import Console
@@ -22,8 +23,11 @@ from tidemill_gpuworker.kv_waste import measure_kv_use
 from tidemill_gpuworker.sequence import Sequence
 
 BLOCK_SIZES = (16, 32, 64, 128)
-#: Llama 3 8B in bfloat16: 32 layers x 2 x 8 KV heads x 128 x 2 bytes.
-BYTES_PER_TOKEN = 32 * 2 * 8 * 128 * 2
+#: Of Llama 3 8B: 32 layers, keys and values, 8 KV heads.
+HEADS_PER_TOKEN = 32 * 2 * 8
+BFLOAT16_BYTES = HEADS_PER_TOKEN * 128 * 2
+#: With a float32 scale for each head.
+QUANTISED_BYTES = HEADS_PER_TOKEN * (128 + 4)
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,12 @@ class Allocation:
     num_slots: int
     num_tokens: int
     most_empty: int
+    bytes_per_token: int = BFLOAT16_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that an 8B model takes for the slots."""
+        return self.num_slots * self.bytes_per_token
 
     @property
     def utilisation(self) -> float:
@@ -96,7 +106,11 @@ def compare(lengths: list[int], longest: int) -> list[Allocation]:
         slots = use.used_blocks * size
         name = f"paged, blocks of {size}"
         rows.append(Allocation(name, slots, use.num_tokens, use.most_empty_slots))
-    return rows
+    quantised = [
+        replace(row, name=row.name.replace("paged", "8 bits"), bytes_per_token=QUANTISED_BYTES)
+        for row in rows[1:]
+    ]
+    return [*rows, *quantised]
 
 
 def make_table(rows: list[Allocation], lengths: list[int]) -> Table:
@@ -119,8 +133,8 @@ def make_table(rows: list[Allocation], lengths: list[int]) -> Table:
             f"{row.num_slots:,}",
             f"{row.utilisation:.1%}",
             f"{row.most_empty:,}",
-            f"{row.num_slots * BYTES_PER_TOKEN / 2**30:.1f}",
-            f"{rows[0].num_slots / row.num_slots:.1f} x",
+            f"{row.num_bytes / 2**30:.1f}",
+            f"{rows[0].num_bytes / row.num_bytes:.1f} x",
         )
     return table
 

@@ -1,4 +1,4 @@
-"""Measure perplexity on a text with each quantisation, beside that of transformers.
+"""Measure perplexity on a text with each quantisation of weights and KV cache, beside transformers.
 
     python benchmarks/perplexity.py --data wikitext2/test.txt --windows 16
 
@@ -25,6 +25,7 @@ from tidemill.protocol.sampling import SamplingParams
 from tidemill.service.config import load_config
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.demo_model import demo_model_dir
+from tidemill_gpuworker.kv_cache import KV_DTYPES
 from tidemill_gpuworker.model_runner import DTYPES, ModelRunner
 from tidemill_gpuworker.quantization.on_the_fly import ON_THE_FLY
 from tidemill_gpuworker.sequence import Sequence
@@ -32,6 +33,7 @@ from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
 
 PLAIN = "none"
 TOLERANCE = 1e-3
+KV_NAMES = ["int8", "fp8_e4m3", "fp8_e5m2"]
 _BLOCK_SIZE = 16
 
 
@@ -59,6 +61,9 @@ def parse_arguments(arguments: Several[str] | None = None) -> argparse.Namespace
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (%(default)s)")
     parser.add_argument(
         "--quantization", nargs="*", choices=ON_THE_FLY, default=list(ON_THE_FLY), help="(all)"
+    )
+    parser.add_argument(
+        "--kv-cache-dtype", nargs="*", choices=KV_DTYPES, default=KV_NAMES, help="(%(default)s)"
     )
     parser.add_argument(
         "--also", nargs="*", type=Path, default=[], metavar="DIR", help="quantised checkpoints"
@@ -100,7 +105,11 @@ def perplexity(total: float, windows: list[list[int]]) -> float:
 
 
 def measure_ours(
-    options: argparse.Namespace, model_dir: Path, windows: list[list[int]], method: str | None
+    options: argparse.Namespace,
+    model_dir: Path,
+    windows: list[list[int]],
+    method: str | None,
+    kv: str,
 ) -> Figure:
     runner = ModelRunner(
         model_dir,
@@ -110,12 +119,15 @@ def measure_ours(
         num_blocks=-(-options.window_tokens // _BLOCK_SIZE),
         num_threads=options.threads,
         quantization=method,
+        kv_cache_dtype=kv,
     )
     start = time.process_time()
     total = math.fsum(score_ours(runner, window) for window in windows)
     seconds = time.process_time() - start
     weights = runner.memory_use().weights
     name = method or PLAIN if model_dir not in options.also else model_dir.name
+    if kv != "auto":
+        name = f"KV cache {kv}"
     return Figure("tidemill", name, perplexity(total, windows), weights, seconds)
 
 
@@ -138,9 +150,12 @@ def measure_all(
 ) -> list[Figure]:
     figures = [measure_theirs(options, model_dir, windows)]
     console.print(figures[-1])
-    runs = [(model_dir, None), *((model_dir, method) for method in options.quantization)]
-    for directory, method in [*runs, *((directory, None) for directory in options.also)]:
-        figures.append(measure_ours(options, directory, windows, method))
+    runs: list[tuple[Path, str | None, str]] = [(model_dir, None, "auto")]
+    runs += [(model_dir, method, "auto") for method in options.quantization]
+    runs += [(model_dir, None, name) for name in options.kv_cache_dtype]
+    runs += [(directory, None, "auto") for directory in options.also]
+    for directory, method, kv in runs:
+        figures.append(measure_ours(options, directory, windows, method, kv))
         console.print(figures[-1], style="dim")
     return figures
 

@@ -20,7 +20,7 @@ class BlockCopier:
     """
 
     def __init__(self, cache: KVCache, num_slots: int) -> None:
-        self._tensors = [_rows_of_bytes(tensor) for tensor in (*cache.keys, *cache.values)]
+        self._tensors = [_rows_of_bytes(tensor) for tensor in cache.tensors]
         self._widths = [rows.shape[1] for rows in self._tensors]
         self._device = self._tensors[0].device
         is_cuda = self._device.type == "cuda"

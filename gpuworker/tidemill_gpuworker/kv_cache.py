@@ -1,20 +1,54 @@
 """The paged KV cache: how many blocks fit, and the tensors that hold them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from tidemill.protocol.errors import ConfigError
 from tidemill_gpuworker.model_config import ModelConfig
+from tidemill_kernels import KVScales
+from tidemill_kernels.kv_scales import LARGEST
+
+#: Names of ``--kv-cache-dtype`` but for auto, which is the dtype of the weights.
+KV_DTYPES = {
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+}
+_SCALE_BYTES = torch.float32.itemsize
 
 
 @dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Keys and values of one layer, each [num_blocks, kv_heads, block_size, head_dim]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    scales: KVScales | None
+
+
+@dataclass(frozen=True)
 class KVCache:
-    """Keys and values of every layer, each [num_blocks, kv_heads, block_size, head_dim]."""
+    """Keys and values of every layer, and the scales of all or none of them."""
 
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
+    scales: tuple[KVScales, ...] = ()
+
+    @cached_property
+    def layers(self) -> tuple[LayerCache, ...]:
+        """The layers, one by one."""
+        scales = self.scales or (None,) * len(self.keys)
+        return tuple(map(LayerCache, self.keys, self.values, scales))
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that belongs to blocks: each tensor has one row a block."""
+        scales = [tensor for pair in self.scales for tensor in (pair.keys, pair.values)]
+        return (*self.keys, *self.values, *scales)
 
     @property
     def num_blocks(self) -> int:
@@ -24,7 +58,7 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         """Size of the pool when every block has been used."""
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+        return sum(t.numel() * t.element_size() for t in self.tensors)
 
 
 def make_kv_cache(
@@ -35,18 +69,38 @@ def make_kv_cache(
     dtype: torch.dtype,
     device: torch.device,
 ) -> KVCache:
-    """Reserve the pool; on the CPU the system commits its pages when they are first written."""
+    """Reserve the pool; on the CPU the system commits its pages when they are first written.
+
+    A ``dtype`` of 8 bits gets scales.
+    """
     shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
     layers = range(config.num_layers)
     return KVCache(
         keys=tuple(torch.empty(shape, dtype=dtype, device=device) for _ in layers),
         values=tuple(torch.empty(shape, dtype=dtype, device=device) for _ in layers),
+        scales=tuple(_make_scales(shape[:3], device) for _ in layers) if dtype in LARGEST else (),
     )
 
 
+def choose_kv_dtype(name: str, weights: torch.dtype) -> torch.dtype:
+    """Return the dtype that ``name`` stands for beside weights of this dtype.
+
+    Raises ConfigError for an unknown name.
+    """
+    if name == "auto":
+        return weights
+    if name not in KV_DTYPES:
+        raise ConfigError(
+            f"unknown KV cache dtype {name!r}", fix=f"Choose auto or one of {list(KV_DTYPES)}."
+        )
+    return KV_DTYPES[name]
+
+
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of one block over all layers."""
-    return block_size * config.kv_elements_per_token * dtype.itemsize
+    """Return the bytes of one block over all layers, its scales included."""
+    elements = config.kv_elements_per_token
+    scales = elements // config.head_dim if dtype in LARGEST else 0
+    return block_size * (elements * dtype.itemsize + scales * _SCALE_BYTES)
 
 
 def num_blocks_in(num_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -93,6 +147,10 @@ def check_fits(
             f"a KV cache of {wanted} bytes does not fit into the {free} bytes that are free",
             fix="Lower the size of the KV cache.",
         )
+
+
+def _make_scales(shape: tuple[int, ...], device: torch.device) -> KVScales:
+    return KVScales(*(torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2)))
 
 
 def available_bytes(device: torch.device) -> int:

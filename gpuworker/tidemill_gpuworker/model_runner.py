@@ -17,6 +17,7 @@ from tidemill_gpuworker.kv_cache import (
     available_bytes,
     bytes_per_block,
     check_fits,
+    choose_kv_dtype,
     make_kv_cache,
     num_blocks_in,
     num_swap_blocks_in,
@@ -67,6 +68,8 @@ class ModelRunner:
         device: "cpu", "cuda" or "cuda:<n>".
         dtype: "float32", "bfloat16", "float16", or "auto" for what the weights were published in,
             where the device multiplies it natively, else float32.
+        kv_cache_dtype: "fp8" (the same as "fp8_e4m3"), "fp8_e5m2" or "int8" for a quantised cache;
+            "auto" for the dtype of the weights.
         block_size: tokens per KV block.
         num_blocks: blocks in the KV pool; or
         kv_cache_bytes: its size; or
@@ -96,6 +99,7 @@ class ModelRunner:
         *,
         device: str = "cpu",
         dtype: str = "auto",
+        kv_cache_dtype: str = "auto",
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_cache_bytes: int | None = None,
@@ -119,6 +123,7 @@ class ModelRunner:
         self.block_size = block_size
         self._device = parse_device(device)
         self.dtype = choose_dtype(dtype, self.model_config, self._device)
+        self.kv_dtype = choose_kv_dtype(kv_cache_dtype, self.dtype)
         self.backend = _backend(self._device, block_size)
         self._model_dir = model_dir
         self._quantization = choose_quantization(model_dir, quantization)
@@ -139,14 +144,15 @@ class ModelRunner:
         # What others gave back meanwhile is left alone: no position outgrows the model's tables.
         free = min(free, int(available_bytes(self._device) * memory_utilization))
         self._cache = self._make_cache(num_blocks, kv_cache_bytes or free)
-        each = bytes_per_block(self._largest_part, block_size, self.dtype)
+        each = bytes_per_block(self._largest_part, block_size, self.kv_dtype)
         self.num_swap_blocks = num_swap_blocks_in(swap_space_bytes, each)
         followers.make_cache(self.num_blocks, self.num_swap_blocks)
         copier = BlockCopier(self._cache, self.num_swap_blocks)
         self._copier = LeadingCopier(copier, followers)
         _logger.info(
-            "loaded %s as %s on %s: %d KV blocks of %d tokens, %s kernels",
-            *(model_dir.name, self.dtype, device, self.num_blocks, block_size, self.backend.name),
+            "loaded %s as %s on %s: %d KV blocks of %d tokens as %s, %d bytes a token, %s kernels",
+            *(model_dir.name, self.dtype, device, self.num_blocks, block_size, self.kv_dtype),
+            *(each // block_size, self.backend.name),
         )
 
     @property
@@ -247,6 +253,7 @@ class ModelRunner:
         return LoadOrder(
             model_dir=self._model_dir.absolute(),
             dtype=str(self.dtype).removeprefix("torch."),
+            kv_dtype=str(self.kv_dtype).removeprefix("torch."),
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             num_positions=num_positions,
@@ -254,7 +261,7 @@ class ModelRunner:
 
     def _most_tokens(self, num_bytes: int, num_blocks: int | None) -> int:
         # What the KV pool will hold at most, and so the longest sequence.
-        each = bytes_per_block(self._largest_part, self.block_size, self.dtype)
+        each = bytes_per_block(self._largest_part, self.block_size, self.kv_dtype)
         most = num_bytes // each if num_blocks is None else num_blocks
         return max(1, most) * self.block_size
 
@@ -266,7 +273,7 @@ class ModelRunner:
             )
 
     def _make_cache(self, num_blocks: int | None, num_bytes: int) -> KVCache:
-        config, size, dtype = self._largest_part, self.block_size, self.dtype
+        config, size, dtype = self._largest_part, self.block_size, self.kv_dtype
         if num_blocks is None:
             num_blocks = num_blocks_in(num_bytes, config, size, dtype)
         check_fits(num_blocks, config, size, dtype, self._device)

@@ -81,6 +81,7 @@ def _load_model(
         config.model_dir,
         device=device if team is None else device_of(device, 0),
         dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
         block_size=config.block_size,
         num_blocks=config.num_gpu_blocks_override,
         kv_cache_bytes=_cache_bytes(config, device),

@@ -53,6 +53,8 @@ QUANTIZATIONS = (
     "int8",
     "squeezellm",
 )
+#: ``kv_cache.KV_DTYPES`` is held to them.
+KV_CACHE_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class WorkerConfig:
     device: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     block_size: int = DEFAULT_BLOCK_SIZE
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -205,7 +208,8 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         "--dtype",
         default="auto",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="of weights and KV cache; float32 gives tokens that do not depend on the batch (auto)",
+        help="of weights and KV cache (but see --kv-cache-dtype); float32 gives tokens that do not"
+        " depend on the batch (auto)",
     )
     group.add_argument(
         "--quantization",
@@ -265,6 +269,13 @@ def _add_sampling_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_cache_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        choices=("auto", *KV_CACHE_DTYPES),
+        help="fp8 (which is fp8_e4m3) or int8 hold twice the tokens of bfloat16, with a scale for"
+        " each head of each token; auto: as --dtype (auto)",
+    )
     group.add_argument(
         "--block-size",
         type=_count,

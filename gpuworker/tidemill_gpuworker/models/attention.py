@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from tidemill_gpuworker.inputs import StepInputs
+from tidemill_gpuworker.kv_cache import LayerCache
 from tidemill_gpuworker.layer_config import LayerConfig
 from tidemill_gpuworker.linear import Linear
 from tidemill_gpuworker.loader import Checkpoint
@@ -78,23 +79,24 @@ class Attention:
     def __call__(
         self,
         x: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
+        cache: LayerCache,
         context: StepContext,
     ) -> torch.Tensor:
-        """Return the attention output for ``x`` [tokens, hidden]; mutates the caches."""
+        """Return the attention output for ``x`` [tokens, hidden]; mutates the cache."""
         num_positioned = self._num_heads + self._num_kv_heads
         heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)
         query, key = self._positioned(heads[:, :num_positioned], context)
         value = heads[:, num_positioned:]
         inputs, backend = context.inputs, context.backend
-        backend.reshape_and_cache(key, value, key_cache, value_cache, inputs.slot_mapping)
+        tensors = (cache.keys, cache.values)
+        backend.reshape_and_cache(key, value, *tensors, inputs.slot_mapping, cache.scales)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         backend.paged_attention(
-            *(out, query, key_cache, value_cache, inputs.metadata, self._scale),
+            *(out, query, *tensors, inputs.metadata, self._scale),
             window=self._window,
             soft_cap=self._soft_cap,
             sinks=self._sinks,
+            scales=cache.scales,
         )
         return self._output(out.view(x.shape[0], -1))
 

@@ -3,7 +3,7 @@
 import torch
 
 from tidemill_gpuworker.inputs import StepInputs
-from tidemill_gpuworker.kv_cache import KVCache
+from tidemill_gpuworker.kv_cache import KVCache, LayerCache
 from tidemill_gpuworker.layer_config import LayerConfig
 from tidemill_gpuworker.loader import Checkpoint
 from tidemill_gpuworker.model_config import ModelConfig
@@ -37,12 +37,11 @@ class DecoderLayer:
     def __call__(
         self,
         x: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
+        cache: LayerCache,
         context: StepContext,
     ) -> None:
         """Add the layer's output to the residual stream ``x`` [tokens, hidden] in place."""
-        attended = self._attention(self._attention_in(x), key_cache, value_cache, context)
+        attended = self._attention(self._attention_in(x), cache, context)
         attended = context.ranks.add_up(attended)
         x.add_(self._attention_out(attended), alpha=self._multiplier)
         transformed = context.ranks.add_up(self._mlp(self._mlp_in(x)))
@@ -110,8 +109,8 @@ class Decoder:
         rotations = {rope: table.at(inputs.positions) for rope, table in self._rotaries.items()}
         context = StepContext(rotations, inputs, backend, self._ranks)
         x = self._enter(inputs.token_ids)
-        for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
-            layer(x, keys, values, context)
+        for layer, layer_cache in zip(self._layers, cache.layers, strict=True):
+            layer(x, layer_cache, context)
         return self._ranks.pass_on(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -71,6 +71,7 @@ class Follower:
 
     def _load_model(self, fields: dict[str, Any]) -> Decoder:
         self._dtype: torch.dtype = getattr(torch, fields["dtype"])
+        self._kv_dtype: torch.dtype = getattr(torch, fields["kv_dtype"])
         self._block_size: int = fields["block_size"]
         model_dir = Path(fields["model_dir"])
         source = NativeSource(model_dir)
@@ -93,7 +94,7 @@ class Follower:
             self._config,
             num_blocks=fields["num_blocks"],
             block_size=self._block_size,
-            dtype=self._dtype,
+            dtype=self._kv_dtype,
             device=self._device,
         )
         self._copier = BlockCopier(self._cache, fields["num_slots"])

@@ -18,6 +18,7 @@ class LoadOrder:
 
     model_dir: Path
     dtype: str
+    kv_dtype: str
     block_size: int
     max_model_len: int
     num_positions: int

@@ -59,17 +59,23 @@ class PagedLayer:
         """
         step = self.slot.step
         assert step is not None, "the model was called outside of a step"
-        keys, values = step.cache.keys[self.index], step.cache.values[self.index]
+        cache = step.cache.layers[self.index]
         num_added = key.shape[-1] - value.shape[-1]
         padded = functional.pad(value, (0, num_added)) if num_added else value
-        query, key, padded = (_rows(part, keys.dtype) for part in (query, key, padded))
-        step.backend.reshape_and_cache(key, padded, keys, values, step.inputs.slot_mapping)
+        # A quantised cache takes any dtype, and its queries keep theirs.
+        dtype = cache.keys.dtype if cache.scales is None else query.dtype
+        query, key, padded = (_rows(part, dtype) for part in (query, key, padded))
+        tensors = (cache.keys, cache.values)
+        step.backend.reshape_and_cache(
+            *(key, padded, *tensors, step.inputs.slot_mapping), cache.scales
+        )
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         step.backend.paged_attention(
-            *(out, query, keys, values, step.inputs.metadata, scale),
+            *(out, query, *tensors, step.inputs.metadata, scale),
             window=self.window,
             soft_cap=soft_cap,
             sinks=sinks,
+            scales=cache.scales,
         )
         return out[..., : value.shape[-1]] if num_added else out
 
