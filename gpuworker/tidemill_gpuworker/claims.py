@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 
@@ -29,10 +29,13 @@ from tidemill_gpuworker.commands import Command
 from tidemill_gpuworker.failures import Failure, failure_of
 from tidemill_gpuworker.jobs import Job
 from tidemill_gpuworker.kind_work import KindClaim, KindWork
-from tidemill_gpuworker.lora.adapters import Adapters
-from tidemill_gpuworker.lora.layers import LoadedAdapter
 from tidemill_gpuworker.outbox import MAX_JOBS_PER_CALL
 from tidemill_gpuworker.work_clock import WorkClock
+
+if TYPE_CHECKING:
+    # They load torch, which is slow and not needed by what decides which sequences run.
+    from tidemill_gpuworker.lora.adapters import Adapters
+    from tidemill_gpuworker.lora.layers import LoadedAdapter
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +52,7 @@ class Claim:
     seed: int
     extra_keys: ExtraKeys
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
-    adapter: LoadedAdapter | None = None
+    adapter: "LoadedAdapter | None" = None
     written: tuple[TokenChunk, ...] = ()
     #: What the model's context leaves for the output, and the tokens that end one.
     max_output_tokens: int = MAX_COUNT
@@ -95,7 +98,7 @@ class ClaimLoader:
         clock: WorkClock,
         *,
         kinds: KindWork | None = None,
-        adapters: Adapters | None = None,
+        adapters: "Adapters | None" = None,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -207,7 +210,7 @@ class ClaimLoader:
             eos_token_ids=self._card.eos_token_ids,
         )
 
-    def _adapter(self, name: str | None) -> LoadedAdapter | None:
+    def _adapter(self, name: str | None) -> "LoadedAdapter | None":
         if name is None:
             return None
         if self._adapters is None:

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import redis
 
@@ -10,7 +11,10 @@ from tidemill.protocol.calls import Fields
 from tidemill.protocol.functions import ensure_library, run
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import ModelCard, WorkerInfo
-from tidemill_gpuworker.lora.adapters import Adapters
+
+if TYPE_CHECKING:
+    # It loads torch, which is slow and not needed by what decides which sequences run.
+    from tidemill_gpuworker.lora.adapters import Adapters
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +29,7 @@ class Registration:
     card: ModelCard
     tokenizer: bytes
     lease_ms: int
-    adapters: Adapters | None = None
+    adapters: "Adapters | None" = None
 
     @property
     def current_card(self) -> ModelCard:

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tidemill.protocol.messages import ModelCard, WorkerInfo
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.kind_work import JobEngine, KindWork
-from tidemill_gpuworker.lora.adapters import Adapters
 from tidemill_gpuworker.structured_output.compiler import GrammarCompiler
 
 
@@ -21,6 +20,11 @@ class Ranks(Protocol):
     def close(self) -> None:
         """End them."""
         ...
+
+
+if TYPE_CHECKING:
+    # It loads torch, which is slow and not needed by what decides which sequences run.
+    from tidemill_gpuworker.lora.adapters import Adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,5 +41,5 @@ class ServedModel:
     info: WorkerInfo
     grammars: GrammarCompiler | None = None
     kinds: KindWork | None = None
-    adapters: Adapters | None = None
+    adapters: "Adapters | None" = None
     ranks: Ranks | None = None
