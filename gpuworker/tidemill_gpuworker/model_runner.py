@@ -243,7 +243,8 @@ class ModelRunner:
             place=self._followers.place,
             ranks=self._followers.collectives,
         )
-        model = lead(self._source.load(checkpoint, options), self._followers)
+        part = self._source.load(checkpoint, options)
+        model = lead(part, self.model_config.vocab_size, self._followers)
         self._followers.confirm()
         self._weight_bytes = checkpoint.num_bytes
         _log_saving(checkpoint, self.dtype)

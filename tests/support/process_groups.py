@@ -28,6 +28,8 @@ GROUPS = {
     "tests/e2e/test_sampling.py": "stack",
     "tests/model/test_exactness.py": "exactness",
     "tests/model/test_loading.py": "loading",
+    "tests/parallel/test_pipelines.py": "pipelines",
+    "tests/parallel/test_ranks.py": "ranks",
     "tests/service/test_cluster.py": "cluster",
     "tests/service/test_sentinel.py": "sentinel",
     "tests/service/test_tls.py": "tls",

@@ -83,17 +83,19 @@ class ProcessGroup:
         self.place: Place = place_of(rank, tensor_size, num_stages)
         self._rank, self._world = rank, tensor_size * num_stages
         self._leader_of_stage = rank - self.place.tensor.index
+        timeout = timedelta(seconds=timeout_seconds)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             init_method=f"file://{store}",
             rank=rank,
             world_size=self._world,
-            timeout=timedelta(seconds=timeout_seconds),
+            timeout=timeout,
             device_id=device if device.type == "cuda" else None,
         )
         # All ranks must take part in making every group.
         groups = [
-            dist.new_group(list(range(first, first + tensor_size)))
+            # A group of its own would wait for half an hour.
+            dist.new_group(list(range(first, first + tensor_size)), timeout=timeout)
             for first in range(0, self._world, tensor_size)
         ]
         self._stage = groups[self.place.stage.index]

@@ -18,8 +18,9 @@ class LeadingModel:
     Raises ``EngineFailed`` if anything fails: the ranks stand in the middle of a step then.
     """
 
-    def __init__(self, model: Decoder, followers: Followers) -> None:
+    def __init__(self, model: Decoder, vocab_size: int, followers: Followers) -> None:
         self._model = model
+        self._vocab_size = vocab_size
         self._followers = followers
 
     def __call__(
@@ -34,8 +35,10 @@ class LeadingModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [rows, vocabulary] of some rows of the hidden states."""
-        if not self._model.head_is_split or not len(hidden):
+        if not self._model.head_is_split:
             return self._model.logits(hidden)
+        if not len(hidden):
+            return hidden.new_empty(0, self._vocab_size, dtype=torch.float32)
         self._followers.begin_logits(hidden)
         try:
             return self._model.logits(self._followers.collectives.share_rows(hidden))
@@ -59,9 +62,9 @@ class LeadingCopier:
             raise self._followers.failed(error) from error
 
 
-def lead(model: Model, followers: Followers) -> Model:
+def lead(model: Model, vocab_size: int, followers: Followers) -> Model:
     """Return the model as the leader runs it."""
     if followers.place.is_whole:
         return model
     assert isinstance(model, Decoder), "only native models are split"
-    return LeadingModel(model, followers)
+    return LeadingModel(model, vocab_size, followers)

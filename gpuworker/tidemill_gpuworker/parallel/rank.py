@@ -28,12 +28,14 @@ def main(arguments: Sequence[str]) -> int:
     from tidemill.service.log import setup_logging
     from tidemill_gpuworker.parallel.channel import Channel
     from tidemill_gpuworker.parallel.follower import Follower
+    from tidemill_gpuworker.parallel.orders import DONE
 
     setup_logging("INFO", "rank")
     channel = Channel(socket.socket(fileno=int(arguments[0])), "the leader")
     try:
         _, fields = channel.receive()
         _check_parent(fields)
+        channel.send(DONE)
         Follower(channel, fields).run()
     except EngineFailed as error:
         _log.info("leaving: %s", error)

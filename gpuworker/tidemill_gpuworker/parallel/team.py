@@ -131,7 +131,7 @@ class Team:
     def failed(self, error: Exception) -> Exception:
         """Note that a step was left unfinished: the ranks wait in the middle of it."""
         self._lost = self._lost or EngineFailed(
-            f"a step of {self.size} ranks failed: {type(error).__name__}: {error}", fix=_FIX
+            f"the work of {self.size} ranks failed: {type(error).__name__}: {error}", fix=_FIX
         )
         return self._lost
 
@@ -168,8 +168,17 @@ class Team:
             rank.channel.send(orders.JOIN, self._join(rank.number, store))
             thread = threading.Thread(target=self._watch, args=(rank,), daemon=True)
             thread.start()
+        # Until they have loaded their libraries; what follows has a time limit.
+        self.confirm()
         _stay_on_this_machine()
-        self._group = ProcessGroup(
+        try:
+            self._group = self._join_group(store)
+        except RuntimeError as error:
+            raise self.failed(error) from error
+        self.confirm()
+
+    def _join_group(self, store: str) -> ProcessGroup:
+        return ProcessGroup(
             rank=0,
             tensor_size=self._tensor_size,
             num_stages=self._num_stages,
@@ -177,7 +186,6 @@ class Team:
             store=store,
             timeout_seconds=self._timeout_seconds,
         )
-        self.confirm()
 
     def _spawn(self, number: int) -> _Rank:
         ours, theirs = socket.socketpair()

@@ -1,0 +1,185 @@
+"""A model over two processes: the tokens of one, and the end of both."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from support.golden_models import make_golden_model, save_golden_model
+from support.golden_runs import check_run, make_prompts
+from support.greedy import generate_greedily
+from support.wait import wait_until
+from tidemill.protocol.errors import EngineFailed
+from tidemill.protocol.logprobs import TokenLogprobs
+from tidemill.protocol.sampling import SamplingParams
+from tidemill.protocol.states import FinishReason
+from tidemill_gpuworker.block_manager import BlockManager
+from tidemill_gpuworker.engine import Engine
+from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.output_processor import Output
+from tidemill_gpuworker.parallel.followers import NO_FOLLOWERS, Followers
+from tidemill_gpuworker.parallel.team import Team
+from tidemill_gpuworker.sampler import Sampler
+from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.step_config import StepConfig
+from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.stop_checker import Finish
+
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def team() -> Iterator[Team]:
+    """Two ranks, which the tests give one model after another."""
+    with Team(2, num_threads=1) as team:
+        yield team
+
+
+@pytest.fixture(scope="module")
+def llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    return save_golden_model(make_golden_model("llama untied"), directory)
+
+
+def make_runner(model_dir: Path, followers: Followers, **options: int) -> ModelRunner:
+    sizes = {"num_blocks": 64} | options
+    runner = ModelRunner(
+        model_dir,
+        dtype="float32",
+        num_threads=1,
+        followers=followers,
+        **sizes,  # type: ignore[arg-type]
+    )
+    runner.warm_up()
+    return runner
+
+
+@pytest.mark.parametrize("name", ["llama untied", "qwen3", "mixtral"])
+def test_two_ranks_generate_the_tokens_of_one(name: str, team: Team, tmp_path: Path) -> None:
+    model = make_golden_model(name)
+    model_dir = save_golden_model(model, tmp_path)
+    prompts = make_prompts((3, 21, 71), shared=41)
+    config = StepConfig(max_model_len=256, max_num_batched_tokens=40, max_num_seqs=4)
+
+    alone = generate_greedily(make_runner(model_dir, NO_FOLLOWERS), prompts, 5, config)
+    split = generate_greedily(make_runner(model_dir, team), prompts, 5, config)
+
+    assert split.num_chunked > 0
+    assert split.num_hit_tokens > 0
+    assert split.outputs == alone.outputs
+    check_run(model, prompts, split)
+
+
+class Counting:
+    """Ends an output after ``NUM_TOKENS``; has no text."""
+
+    def __init__(self, seq: Sequence) -> None:
+        self._num_left = NUM_TOKENS
+
+    def process(self, token_id: int) -> Output:
+        self._num_left -= 1
+        return Output("", None if self._num_left else Finish(FinishReason.LENGTH))
+
+    def replay(self, token_ids: list[int]) -> Output:
+        raise AssertionError("nothing was generated before")
+
+
+@dataclass
+class Told:
+    """What an engine said of its sequences."""
+
+    outputs: list[list[int]]
+    logprobs: list[list[TokenLogprobs]]
+    prompts: list[list[TokenLogprobs | None]]
+    num_swapped_in: int
+
+
+def make_engine(runner: ModelRunner, max_num_seqs: int = 8) -> Engine:
+    config = StepConfig(max_model_len=128, max_num_batched_tokens=48, max_num_seqs=max_num_seqs)
+    blocks = BlockManager(
+        runner.num_blocks,
+        runner.block_size,
+        num_swap_blocks=runner.num_swap_blocks,
+        swap_on_preemption=runner.num_swap_blocks > 0,
+    )
+    return Engine(runner, Sampler(), StepScheduler(config, blocks), Counting)
+
+
+def make_sequences(**options: object) -> list[Sequence]:
+    fields = {"temperature": 0.9, "top_p": 0.95, "max_tokens": NUM_TOKENS, "logprobs": 2}
+    params = SamplingParams.model_validate(fields | options)
+    prompts = make_prompts((40, 33, 57), shared=20)
+    return [Sequence(str(i), list(ids), params, seed=i) for i, ids in enumerate(prompts)]
+
+
+def run_sampled(runner: ModelRunner) -> Told:
+    engine = make_engine(runner)
+    scored = make_sequences(prompt_logprobs=1)[:1]
+    # The same prompts once more find their blocks in host memory, where others have sent them.
+    rounds = [scored + make_sequences()[1:], make_sequences()]
+    told: list[list[TokenLogprobs]] = []
+    for seqs in rounds:
+        for seq in seqs:
+            engine.add(seq)
+        logprobs: dict[str, list[TokenLogprobs]] = {seq.seq_id: [] for seq in seqs}
+        while engine.has_work:
+            for output in engine.step():
+                logprobs[output.seq.seq_id] += output.logprobs or ()
+        told += logprobs.values()
+    return Told(
+        [seq.output_ids for seqs in rounds for seq in seqs],
+        told,
+        [list(scored[0].prompt_logprobs)],
+        engine.step_scheduler.kv_use.swapped_in,
+    )
+
+
+def own_logprobs(told: Told) -> torch.Tensor:
+    rows = [*told.logprobs, *told.prompts]
+    return torch.tensor([entry.logprob for row in rows for entry in row if entry is not None])
+
+
+def test_two_ranks_sample_the_same_tokens_after_swaps(team: Team, llama_dir: Path) -> None:
+    options = {"num_blocks": 9, "swap_space_bytes": 1 << 20}
+    alone = run_sampled(make_runner(llama_dir, NO_FOLLOWERS, **options))
+    split = run_sampled(make_runner(llama_dir, team, **options))
+
+    assert split.num_swapped_in > 0
+    assert split.outputs == alone.outputs
+    torch.testing.assert_close(own_logprobs(split), own_logprobs(alone), atol=1e-4, rtol=0.0)
+
+
+# The last one: it uses the ranks up.
+def test_a_killed_rank_ends_the_engine_and_leaves_no_process(team: Team, llama_dir: Path) -> None:
+    engine = make_engine(make_runner(llama_dir, team))
+    lost: list[Exception] = []
+    is_lost = threading.Event()
+
+    def note(error: Exception) -> None:
+        lost.append(error)
+        is_lost.set()
+
+    team.watch(note)
+    for seq in make_sequences():
+        engine.add(seq)
+    engine.step()
+
+    (pid,) = team.pids
+    os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(EngineFailed):
+        while engine.has_work:
+            engine.step()
+    assert is_lost.wait(30)
+    assert "rank 1 ended with status -9" in str(lost[0])
+    with pytest.raises(EngineFailed, match="rank"):
+        engine.step()
+    engine.step_scheduler.check_integrity()
+    team.close()
+    wait_until(lambda: not psutil.pid_exists(pid), what="the rank is gone")
