@@ -13,6 +13,7 @@ from support.fake_engine import (
     make_seq,
     next_token,
 )
+from support.worker_rig import make_tokenizer
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.beam_choice import BeamChoice
@@ -20,6 +21,7 @@ from tidemill_gpuworker.beam_group import BeamGroup, beam_params
 from tidemill_gpuworker.block_manager import BlockManager
 from tidemill_gpuworker.engine import Engine
 from tidemill_gpuworker.group_engine import GroupEngine
+from tidemill_gpuworker.output_processor import OutputProcessor
 from tidemill_gpuworker.step_config import SchedulingMode, StepConfig
 from tidemill_gpuworker.step_scheduler import StepScheduler
 
@@ -157,3 +159,17 @@ def test_searches_and_single_jobs_share_a_cache_that_is_too_small(seed: int) -> 
     for job_id, (prompt, width) in jobs.items():
         whole = expected(width, prompt) if width else [generate(prompt, NUM_TOKENS)]
         assert told_of(stage, job_id) == whole
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "reason"),
+    [([1, 2, 0], "tide mill", "stop"), ([3, 4, 3, 4], "water wheel water wheel", "length")],
+)
+def test_the_text_of_a_beam_is_made_at_the_end(ids: list[int], text: str, reason: str) -> None:
+    params = beam_params(SamplingParams(n=2, use_beam_search=True, max_tokens=4))
+    processor = OutputProcessor(
+        make_tokenizer(), params, prompt_len=3, max_model_len=50, num_published_chars=0
+    )
+    output = processor.replay(ids)
+    assert output.finish is not None
+    assert (output.text.strip(), output.finish.reason) == (text, reason)
