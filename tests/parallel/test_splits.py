@@ -3,6 +3,7 @@
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,13 +11,17 @@ from safetensors.torch import save_file
 
 from support.golden_models import GOLDEN, make_golden_model, save_golden_model
 from tidemill.protocol.errors import ConfigError, DamagedModel, EngineFailed, UnsupportedModel
+from tidemill.service.config import load_config
 from tidemill_gpuworker.loader import Checkpoint
+from tidemill_gpuworker.lora.config import LoraConfig
 from tidemill_gpuworker.model_config import ModelConfig, load_model_config
 from tidemill_gpuworker.model_runner import ModelRunner
 from tidemill_gpuworker.parallel.channel import Channel
+from tidemill_gpuworker.parallel.setup import make_team
 from tidemill_gpuworker.parallel.shard import Section, Shard, place_of
 from tidemill_gpuworker.parallel.split_config import check_split, largest_part, split_config
 from tidemill_gpuworker.parallel.team import Team
+from tidemill_gpuworker.worker_config import WorkerConfig
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +91,30 @@ def test_what_cannot_be_split_is_refused_before_a_rank_is_started(tmp_path: Path
     with pytest.raises(UnsupportedModel, match="quantised by"):
         ModelRunner(model_dir, num_blocks=8, quantization="int8", followers=Team(2))
     assert team.pids == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"device": "cuda:1"}, "which 2 ranks cannot share"),
+        ({"device": "cuda"}, "2 ranks need a GPU each, torch sees 0"),
+        ({"lora": LoraConfig()}, "LoRA adapters"),
+    ],
+)
+def test_settings_that_do_not_go_with_ranks_are_refused(
+    options: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    config = WorkerConfig(
+        model_dir=Path("unused"),
+        served_model_name="tiny",
+        redis_url="redis://unused",
+        service=load_config(),
+        **{"tensor_parallel_size": 2} | options,
+    )
+    assert make_team(replace(config, tensor_parallel_size=1), "cpu") is None
+    with pytest.raises(ConfigError, match=named):
+        make_team(config, config.device)
 
 
 def test_models_on_transformers_are_not_split(tmp_path: Path) -> None:

@@ -14,10 +14,15 @@ _MIN_WAIT_SECONDS = 1.0
 def make_team(config: WorkerConfig, device: str) -> Team | None:
     """Return the ranks that the settings ask for, none of them started; None for one process.
 
-    Raises ``ConfigError`` if ``device`` has not enough of them.
+    Raises ``ConfigError`` if ``device`` has not enough of them, or if LoRA is on.
     """
     if config.num_ranks == 1:
         return None
+    if config.lora is not None:
+        raise ConfigError(
+            "LoRA adapters are not split over several ranks",
+            fix="Leave out --enable-lora, or --tensor-parallel-size and --pipeline-parallel-size.",
+        )
     _check_device(config.num_ranks, device)
     return Team(
         config.tensor_parallel_size,
