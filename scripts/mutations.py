@@ -1,5 +1,6 @@
 """Bugs that the test suite must find: each is one exact change of one file."""
 
+from decoding_mutations import DECODING_MUTATIONS
 from mutation import Mutation
 from policy_mutations import POLICY_MUTATIONS
 from sampling_mutations import SAMPLING_MUTATIONS
@@ -255,4 +256,5 @@ MUTATIONS = (
     ),
     *POLICY_MUTATIONS,
     *SAMPLING_MUTATIONS,
+    *DECODING_MUTATIONS,
 )

@@ -36,6 +36,7 @@ from tidemill.protocol.errors import (
     ResultExpired,
     StreamGap,
     TidemillError,
+    UnknownAdapter,
     UnknownModel,
     UnsupportedVersion,
 )
@@ -116,6 +117,7 @@ __all__ = [
     "TokenStream",
     "TranscribeSpec",
     "Transcription",
+    "UnknownAdapter",
     "UnknownModel",
     "UnsupportedVersion",
     "Usage",
