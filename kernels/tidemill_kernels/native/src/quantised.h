@@ -9,6 +9,7 @@
 #include "vector.h"
 
 typedef int8_t Int8Codes __attribute__((vector_size(8)));
+typedef int16_t ShortCodes __attribute__((vector_size(16)));
 typedef uint8_t ByteCodes __attribute__((vector_size(8)));
 
 TM_INLINE float float_of(uint32_t bits) {
@@ -34,7 +35,9 @@ struct Int8 {
   static TM_INLINE Vec decode(const uint8_t* p) {
     Int8Codes codes;
     std::memcpy(&codes, p, sizeof codes);
-    return __builtin_convertvector(codes, Vec);
+    // Step by step, for which compilers have instructions.
+    const ShortCodes wider = __builtin_convertvector(codes, ShortCodes);
+    return __builtin_convertvector(__builtin_convertvector(wider, IntVec), Vec);
   }
 };
 
@@ -59,7 +62,8 @@ struct Float8 {
   static TM_INLINE Vec decode(const uint8_t* p) {
     ByteCodes bytes;
     std::memcpy(&bytes, p, sizeof bytes);
-    const UintVec codes = __builtin_convertvector(bytes, UintVec);
+    const HalfVec wider = __builtin_convertvector(bytes, HalfVec);
+    const UintVec codes = __builtin_convertvector(wider, UintVec);
     const UintVec size = (codes & 0x7Fu) << kCut;
     // A subnormal with a leading one in its place, which is taken away again.
     const Vec small = (Vec)(size + kSmallestNormal) - float_of(kSmallestNormal);
