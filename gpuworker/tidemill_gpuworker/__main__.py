@@ -19,11 +19,12 @@ from tidemill.service.metrics import MetricsServer
 from tidemill.service.redis import check_server, connect
 from tidemill.service.runtime import Drain, exit_with_parent
 from tidemill.service.step_log import StepLog
+from tidemill_gpuworker.command_line import parse_config
 from tidemill_gpuworker.demo_interrupt import one_interrupt
 from tidemill_gpuworker.demo_progress import TerminalReport
 from tidemill_gpuworker.model_finder import find_model_dir
 from tidemill_gpuworker.served_model import ServedModel
-from tidemill_gpuworker.worker_config import WorkerConfig, parse_config
+from tidemill_gpuworker.worker_config import WorkerConfig
 from tidemill_gpuworker.worker_process import ProcessConfig, WorkerProcess
 
 _log = logging.getLogger("tidemill_gpuworker")

@@ -116,7 +116,7 @@ class PackedWeight:
 
     def _scale(self, values: torch.Tensor, rows: slice, groups: slice, size: int) -> None:
         """Turn the values of some groups of ``size`` columns into weights, in place."""
-        grouped = values.unflatten(1, (-1, size))
+        grouped = values.view(len(values), -1, size)
         if self.zeros is not None:
             grouped -= self.zeros[rows, groups, None].float()
         grouped *= self.scales[rows, groups, None].float()

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -46,9 +46,13 @@ class _Body(WireModel, Generic[R]):
     idempotency_key: _Key | None = None
 
 
+def _body_of(request: type[WireModel]) -> type[_Body[Any]]:
+    # Made while the program runs, so that no type checker can know it.
+    return cast(type[_Body[Any]], _Body.__class_getitem__(request))
+
+
 _BODIES: Mapping[str, type[_Body[Any]]] = {
-    kind: _Body[request]
-    for kind, request in REQUESTS.items()  # type: ignore[valid-type]
+    kind: _body_of(request) for kind, request in REQUESTS.items()
 }
 
 

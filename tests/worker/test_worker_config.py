@@ -10,7 +10,7 @@ from tidemill.protocol.calls import RetryPause
 from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import ServiceConfig, load_config
 from tidemill_gpuworker.__main__ import process_config
-from tidemill_gpuworker.worker_config import parse_config
+from tidemill_gpuworker.command_line import parse_config
 
 URL = "redis://127.0.0.1:1/0"
 

@@ -14,7 +14,16 @@ from tidemill.protocol.calls import Written
 from tidemill_gpuworker.inbox import Cancelled
 from tidemill_gpuworker.outbox import Write
 
-UNITS = ("_total", "_seconds", "_ratio", "_running", "_waiting", "_unpublished", "_slots", "_blocks")
+UNITS = (
+    "_total",
+    "_seconds",
+    "_ratio",
+    "_running",
+    "_waiting",
+    "_unpublished",
+    "_slots",
+    "_blocks",
+)
 
 
 def _value(name: str, **labels: str) -> float:
