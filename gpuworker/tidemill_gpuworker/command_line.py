@@ -1,5 +1,6 @@
 """From a worker's command line to its settings."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,22 @@ from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import ServiceConfig
 from tidemill.service.model_name import default_served_name
 from tidemill_gpuworker.lora.config import LoraConfig
+from tidemill_gpuworker.vllm_flags import translate
 from tidemill_gpuworker.worker_config import WorkerConfig
 from tidemill_gpuworker.worker_options import make_parser
 
+_log = logging.getLogger(__name__)
+
 
 def parse_config(arguments: Sequence[str], service: ServiceConfig) -> WorkerConfig:
-    """Read the command line; raises ``ConfigError``, or ends the process after ``--help``."""
-    values = vars(make_parser().parse_args(arguments))
+    """Read the command line; raises ``ConfigError``, or ends the process after ``--help``.
+
+    Flags that vLLM has and Tidemill has not are told of in the log.
+    """
+    translation = translate(arguments)
+    values = vars(make_parser().parse_args(translation.arguments))
+    for note in translation.notes:
+        _log.warning(note)
     redis_url = values.pop("redis_url") or service.redis_url
     if redis_url is None:
         raise ConfigError(

@@ -31,6 +31,9 @@ jobs end or, after --drain-seconds, go back to the queue with the tokens they ha
 _EPILOG = """\
 Settings shared by all processes come from the environment: TIDEMILL_REDIS_URL, TIDEMILL_SHARD,
 TIDEMILL_LOG_LEVEL, TIDEMILL_LEASE_SECONDS, TIDEMILL_BEAT_SECONDS.
+
+Options have vLLM's names and meanings. Of its flags that are not listed here many are accepted,
+with a word in the log on what becomes of them: docs/engine.md, Flags.
 """
 
 
