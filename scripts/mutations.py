@@ -129,9 +129,14 @@ MUTATIONS = (
     Mutation(
         "a worker rewinds one token too far",
         "gpuworker/tidemill_gpuworker/token_buffer.py",
-        "        if self.num_written < position:\n            self._boundaries.append(position)\n",
-        "        if self.num_written < position - 1:\n"
-        "            self._boundaries.append(position - 1)\n",
+        "        while self.num_written < position:\n"
+        "            start = self.num_written\n"
+        "            choice = self._choice_at(start)\n"
+        "            end = self._run_end(start, position)\n",
+        "        while self.num_written < position - 1:\n"
+        "            start = self.num_written\n"
+        "            choice = self._choice_at(start)\n"
+        "            end = self._run_end(start, position - 1)\n",
         (
             "tests/worker/test_token_buffer.py::test_a_write_whose_reply_was_lost_is_skipped",
             "tests/worker/test_token_buffer.py::test_log_and_result_agree_after_any_losses",
@@ -139,9 +144,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a resumed attempt forgets the last token before it",
-        "gpuworker/tidemill_gpuworker/job_runner.py",
-        "        output_ids=generated.ids,\n",
-        "        output_ids=generated.ids[:-1],\n",
+        "gpuworker/tidemill_gpuworker/job_work.py",
+        "        output_ids=list(generated.ids),\n",
+        "        output_ids=list(generated.ids[:-1]),\n",
         (
             f"{_WORKERS}::test_worker_dies_in_mid_generation_and_another_goes_on"
             "[worker.after_append:4]",

@@ -47,16 +47,16 @@ SAMPLING_MUTATIONS = (
     ),
     Mutation(
         "prompts whose logprobs are wanted are looked up in the prefix cache",
-        "gpuworker/tidemill_gpuworker/block_manager.py",
-        "self.enable_prefix_caching and not seq.lacks_prompt_logprobs",
-        "self.enable_prefix_caching",
+        "gpuworker/tidemill_gpuworker/prefix_lookup.py",
+        "self._is_enabled and not seq.lacks_prompt_logprobs",
+        "self._is_enabled",
         (f"{_GENERATION}::test_a_cached_prefix_is_computed_again_for_its_logprobs",),
     ),
     Mutation(
         "a resumed job forgets the logprobs of the attempt before it",
         "gpuworker/tidemill_gpuworker/token_buffer.py",
-        "self._logprobs += chunk.logprobs or ()",
-        "self._logprobs += ()",
+        "self._placed.add(chunk.ids, chunk.text, chunk.logprobs)",
+        "self._placed.add(chunk.ids, chunk.text, None)",
         (
             "tests/worker/test_token_buffer.py"
             "::test_logprobs_go_with_their_tokens_also_those_of_an_earlier_attempt",

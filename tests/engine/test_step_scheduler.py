@@ -17,6 +17,7 @@ def make_scheduler(
     threshold: int = 0,
     chunked: bool = True,
     watermark: float = 0.0,
+    prefix_caching: bool = True,
 ) -> StepScheduler:
     config = StepConfig(
         max_model_len=max_model_len,
@@ -25,7 +26,8 @@ def make_scheduler(
         long_prefill_token_threshold=threshold,
         enable_chunked_prefill=chunked,
     )
-    return StepScheduler(config, BlockManager(num_blocks, 4, watermark=watermark))
+    blocks = BlockManager(num_blocks, 4, watermark=watermark, enable_prefix_caching=prefix_caching)
+    return StepScheduler(config, blocks)
 
 
 def own_prompt(number: int, length: int) -> list[int]:
@@ -448,8 +450,7 @@ def test_waiting_tokens_that_the_prefill_under_way_will_compute_are_counted_with
 
 
 def test_without_a_prefix_cache_waiting_sequences_share_no_tokens() -> None:
-    scheduler = make_scheduler()
-    scheduler.block_manager.enable_prefix_caching = False
+    scheduler = make_scheduler(prefix_caching=False)
     for last in range(3):
         scheduler.add(make_seq([*own_prompt(1, 12), last]))
 
