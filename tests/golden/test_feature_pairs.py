@@ -15,7 +15,7 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from support.feature_cases import FACTORS, PAIRWISE, ROWS, FeatureJob, jobs_of
+from support.feature_cases import FACTORS, PAIRWISE, ROWS, FeatureJob, any_jobs, jobs_of
 from support.feature_rig import FeatureEngine, Models, Told, plain_engine
 from support.greedy import reference_logits
 from support.pairwise import Row, pairs_of
@@ -132,7 +132,9 @@ def assert_equal(found: Told, wanted: Told, kv_dtype: str) -> None:
     for ours, theirs in zip(found.logprobs, wanted.logprobs, strict=True):
         assert _values(ours) == pytest.approx(_values(theirs), abs=atol)
         if is_exact:
-            assert (ours.rank, _likeliest(ours)) == (theirs.rank, _likeliest(theirs))
+            assert _likeliest(ours) == _likeliest(theirs)
+            # Far down, where tokens are close to each other, rounding may swap two of them.
+            assert abs(ours.rank - theirs.rank) <= 1
 
 
 def _likeliest(told: TokenLogprobs) -> list[int]:
@@ -146,18 +148,29 @@ def _values(told: TokenLogprobs) -> list[float]:
 def check_row(models: Models, expected: Expected, row: Row) -> FeatureEngine:
     """Run the row's jobs, and return the engine that has done so."""
     jobs = jobs_of(row)
+    engine = check_jobs(models, expected, row, jobs)
+    # Once more, as somebody who finds a cache.
+    check_jobs(models, expected, row, jobs[:1], engine)
+    check_use(engine, row)
+    return engine
+
+
+def check_jobs(
+    models: Models,
+    expected: Expected,
+    row: Row,
+    jobs: list[FeatureJob],
+    engine: FeatureEngine | None = None,
+) -> FeatureEngine:
     names = [f"job{number}" for number in range(len(jobs))]
     # Before the engine has anything in the cache, which the models of one kind share.
-    wanted = {n: expected.of(j, row["kv_dtype"]) for n, j in zip(names, jobs, strict=True)}
-    engine = FeatureEngine(models, row)
+    answers = [expected.of(job, row["kv_dtype"]) for job in jobs]
+    wanted = dict(zip(names, answers, strict=True))
+    engine = engine or FeatureEngine(models, row)
     told = engine.run(dict(zip(names, jobs, strict=True)))
-    # Once more, as somebody who finds a cache.
-    again = engine.run({"job0": jobs[0]})
-    assert len(told) == sum(map(len, wanted.values()))
-    assert len(again) == len(wanted["job0"])
-    for (name, choice), found in [*told.items(), *again.items()]:
+    assert len(told) == sum(map(len, answers))
+    for (name, choice), found in told.items():
         assert_equal(found, wanted[name][choice], row["kv_dtype"])
-    check_use(engine, row)
     return engine
 
 
@@ -198,3 +211,14 @@ def test_features_change_no_answer_in_any_combination(
     models: Models, expected: Expected, row: Row
 ) -> None:
     check_row(models, expected, row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(60))
+def test_jobs_of_any_kinds_and_priorities_share_an_engine(
+    models: Models, expected: Expected, seed: int
+) -> None:
+    draw = random.Random(seed)
+    row = draw.choice(ROWS) | {"kv_dtype": "auto"}
+
+    check_jobs(models, expected, row, any_jobs(draw))

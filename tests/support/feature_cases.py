@@ -1,5 +1,6 @@
 """Jobs for combinations of the engine's features, and what must come of each of them."""
 
+import random
 from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
@@ -52,6 +53,7 @@ class FeatureJob:
     params: SamplingParams
     structure: str | None = None
     adapter: str | None = None
+    priority: int = 0
 
     @property
     def seed(self) -> int:
@@ -109,6 +111,19 @@ def jobs_of(row: Row) -> list[FeatureJob]:
     names = {"none": (None,), "one": ("all",), "mixed": ("all", None, "part", "all")}
     adapters = names[row["adapters"]] * len(jobs)
     return [replace(job, adapter=name) for job, name in zip(jobs, adapters, strict=False)]
+
+
+def any_jobs(draw: random.Random) -> list[FeatureJob]:
+    """Return a few jobs of any kinds and priorities."""
+    return [
+        replace(
+            draw.choice(jobs_of(draw.choice(ROWS))),
+            prompt=make_prompt(draw.randrange(4)),
+            adapter=draw.choice((None, None, *ADAPTERS)),
+            priority=draw.choice((-1, 0, 0, 1)),
+        )
+        for _ in range(draw.randint(2, 6))
+    ]
 
 
 def _params(row: Row) -> SamplingParams:

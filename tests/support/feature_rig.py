@@ -180,7 +180,12 @@ class FeatureEngine:
     def sequence(self, name: str, job: FeatureJob, choice: int = 0) -> Sequence:
         """Return one answer of a job as a sequence."""
         seq = Sequence(
-            name, list(job.prompt), params_of(job.params, choice), seed=job.seed, choice=choice
+            name,
+            list(job.prompt),
+            params_of(job.params, choice),
+            seed=job.seed,
+            choice=choice,
+            priority=job.priority,
         )
         if job.adapter:
             seq.adapter = self._load.adapters[job.adapter]
