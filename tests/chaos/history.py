@@ -39,6 +39,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def read_history(directory: Path) -> list[Event]:
-    """The events of all files of a run in the order of their times."""
-    events = [event for path in directory.glob("*.jsonl") for event in read_events(path)]
+    """The events of all files of a run in the order of their times, then of the files' names."""
+    files = sorted(directory.glob("*.jsonl"))
+    events = [event for path in files for event in read_events(path)]
     return sorted(events, key=lambda event: event["t"])
