@@ -34,11 +34,11 @@ lint: $(STAMP) ## Format, lint, types, import contracts, file sizes
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/check_file_sizes.py
 
-# Two processes: while one waits for a server or a lease, the other computes.
+# Three processes on two cores: while one waits for a server or a lease, the others compute.
 unit: $(STAMP) ## The test suite, without the Triton interpreter
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow" $(ARGS)
 
-slow: $(STAMP) ## What `make test` leaves out: outages of ten seconds, scenarios of the chaos
+slow: $(STAMP) ## What `make test` leaves out: long outages, wide sweeps of models and features, more of chaos
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow $(ARGS)
 
 kernels: $(STAMP) ## The Triton kernels under the interpreter (read when a kernel is decorated: own process)

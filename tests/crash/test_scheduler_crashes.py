@@ -163,18 +163,23 @@ def test_scheduler_is_killed_while_caches_change_and_the_next_one_knows_what_the
         PlannedJob(f"second-{number}", (*job.prompt, *job.oracle, 7), num_tokens=4)
         for number, job in enumerate(first)
     ]
-    for _ in range(2):
-        stage.worker(step_seconds=SLOW_SECONDS, knows_costs=True)
+    workers = [stage.worker(step_seconds=SLOW_SECONDS, knows_costs=True) for _ in range(2)]
     victim = stage.leader(lease_seconds=PATIENT_SECONDS)
     stage.scheduler(lease_seconds=PATIENT_SECONDS)
     producer = stage.producer(first)
     stage.wait_for_tokens(3, num_jobs=len(first))
+
+    def rests(worker: Actor) -> bool:
+        status = stage.status_of(worker)
+        return not status.num_running and not status.num_waiting
+
     victim.kill()
 
     failover(stage, victim, record_property, "SIGKILL beside changing caches")
     stage.expect_success(producer)
     # One after the other, so that no load speaks for a worker, and not in turns.
     for job in (*second[::2], *second[1::2]):
+        stage.wait(lambda: all(map(rests, workers)), "both workers have said that they rest")
         stage.expect_success(stage.producer([job]))
 
     ids = stage.judge([*first, *second])

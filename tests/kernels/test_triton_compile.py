@@ -182,7 +182,9 @@ def test_the_small_kernels_compile_without_spills(capability: int) -> None:
 @pytest.mark.parametrize(
     "capability", [HOPPER, *(pytest.param(gpu, marks=pytest.mark.slow) for gpu in OTHER_GPUS)]
 )
-@pytest.mark.parametrize("name", ["int8", "e4m3", pytest.param("e5m2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["int8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("e4m3", "e5m2"))]
+)
 def test_quantised_caches_compile_and_cost_no_spills_on_hopper(name: str, capability: int) -> None:
     number, _, largest = QUANTISED[name]
     options = PLAIN | {"KV_FORMAT": number}

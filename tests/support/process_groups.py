@@ -30,6 +30,7 @@ GROUPS = {
     "tests/model/test_loading.py": "loading",
     "tests/parallel/test_pipelines.py": "pipelines",
     "tests/parallel/test_ranks.py": "ranks",
+    "tests/pooling/test_end_to_end.py": "pooling",
     "tests/service/test_cluster.py": "cluster",
     "tests/service/test_sentinel.py": "sentinel",
     "tests/service/test_tls.py": "tls",
