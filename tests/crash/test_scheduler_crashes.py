@@ -157,10 +157,10 @@ def test_scheduler_is_killed_while_caches_change_and_the_next_one_knows_what_the
     # Each prompt has three routing hashes when the leader dies; with its output it has four.
     first = [
         PlannedJob(f"first-{number}", tuple(range(100 * number, 100 * number + 48)))
-        for number in range(6)
+        for number in range(12)
     ]
-    second = [
-        PlannedJob(f"second-{number}", (*job.prompt, *job.oracle, 7), num_tokens=4)
+    later = [
+        PlannedJob(f"later-{number}", (*job.prompt, *job.oracle, 7), num_tokens=4)
         for number, job in enumerate(first)
     ]
     workers = [stage.worker(step_seconds=SLOW_SECONDS, knows_costs=True) for _ in range(2)]
@@ -178,16 +178,17 @@ def test_scheduler_is_killed_while_caches_change_and_the_next_one_knows_what_the
     failover(stage, victim, record_property, "SIGKILL beside changing caches")
     stage.expect_success(producer)
     # One after the other, so that no load speaks for a worker, and not in turns.
-    for job in (*second[::2], *second[1::2]):
+    for job in (*later[::2], *later[1::2]):
         stage.wait(lambda: all(map(rests, workers)), "both workers have said that they rest")
         stage.expect_success(stage.producer([job]))
 
-    ids = stage.judge([*first, *second])
-    homes = [worker_of(stage, ids[job.key]) for job in first]
-    assert len(set(homes)) == 2
-    assert [worker_of(stage, ids[job.key]) for job in second] == homes
+    ids = stage.judge([*first, *later])
+    assert len({worker_of(stage, ids[job.key]) for job in first}) == 2
     # The last token of an output is chosen and not computed: 67 are, in blocks of four.
-    assert [cached_tokens(stage, ids[job.key]) for job in second] == [64] * len(second)
+    num_home = sum(cached_tokens(stage, ids[job.key]) == 64 for job in later)
+    # A scheduler that knows nothing gets so many right in one of fifty runs; one that knows may
+    # still think once or twice that the other worker is sooner done.
+    assert num_home >= 10, f"{num_home} of {len(later)}"
 
 
 def worker_of(stage: CrashStage, job_id: str) -> bytes | None:
