@@ -6,7 +6,8 @@ from itertools import chain
 
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker.group_output import Finish, GroupOutput, SequenceOutput, end_of
+from tidemill_gpuworker.group_output import GroupOutput, SequenceOutput, end_of
+from tidemill_gpuworker.kind_work import Finish
 from tidemill_gpuworker.outbox import Generated
 from tidemill_gpuworker.sequence import Sequence
 

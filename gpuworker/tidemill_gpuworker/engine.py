@@ -9,6 +9,7 @@ from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.step_cost import StepFeatures
 from tidemill_gpuworker.cost_learner import CostLearner
 from tidemill_gpuworker.follower_desk import FollowerDesk
+from tidemill_gpuworker.kind_work import Finish
 from tidemill_gpuworker.sampled_token import SampledToken
 from tidemill_gpuworker.sequence import Sequence
 from tidemill_gpuworker.speculation.figures import SpeculationFigures
@@ -40,18 +41,6 @@ class Sampler(Protocol[LogitsIn]):
 
         ``rows`` are the rows' sequences, or ``DraftRow`` where a step has drafts.
         """
-
-
-class Finish(Protocol):
-    """Why a sequence ended."""
-
-    @property
-    def reason(self) -> str:
-        """The finish reason: ``stop`` or ``length``."""
-
-    @property
-    def stop_reason(self) -> str | int | None:
-        """The stop string or stop token that ended it, if one did."""
 
 
 class Output(Protocol):

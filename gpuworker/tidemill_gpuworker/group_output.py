@@ -7,19 +7,8 @@ from typing import Protocol
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import ChoiceEnd
 from tidemill.protocol.outcomes import Outcome
+from tidemill_gpuworker.kind_work import Finish
 from tidemill_gpuworker.sequence import Sequence
-
-
-class Finish(Protocol):
-    """Why an output ended."""
-
-    @property
-    def reason(self) -> str:
-        """The finish reason: ``stop`` or ``length``."""
-
-    @property
-    def stop_reason(self) -> str | int | None:
-        """The stop string or stop token that ended it, if one did."""
 
 
 class SequenceOutput(Protocol):

@@ -66,10 +66,6 @@ class Vocabulary:
         named = (self.languages[language], self.tasks[task]) if self.is_multilingual else ()
         return (self.start, *named, *(() if timestamps else (self.no_timestamps,)))
 
-    def is_timestamp(self, token_id: int) -> bool:
-        """Whether a token tells a time."""
-        return token_id >= self.first_timestamp
-
     def text_ids(self, ids: tuple[int, ...]) -> list[int]:
         """Return the tokens that are text."""
         return [token_id for token_id in ids if token_id < self.end]
