@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROUTING_HASH_BYTES, ROUTING_STRIDE
-from tidemill_scheduler.jobs import WaitingJob, parse_pointer
+from tidemill_scheduler.intake.jobs import WaitingJob, parse_pointer
 
 TOKENS_PER_HASH = ROUTING_STRIDE * DEFAULT_BLOCK_SIZE
 

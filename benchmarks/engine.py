@@ -21,7 +21,7 @@ from rich.table import Table
 from workloads import TITLES
 
 from tidemill.service.config import load_config
-from tidemill_gpuworker.demo_model import demo_model_dir
+from tidemill_gpuworker.demo.demo_model import demo_model_dir
 
 MEASURE = Path(__file__).with_name("measure.py")
 #: Where the prompts have one length, so that a padded batch is no handicap.

@@ -11,7 +11,7 @@ from time import process_time
 from tidemill.protocol.messages import KvEvents
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill.protocol.step_cost import StepCost
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.interactive_lane import InteractiveLane
 from tidemill_scheduler.policy.residency import Residency
 

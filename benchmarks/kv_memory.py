@@ -18,9 +18,9 @@ from rich.table import Table
 
 from tidemill.protocol.kv_use import KvUse
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.kv_waste import measure_kv_use
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.memory.kv_waste import measure_kv_use
 
 BLOCK_SIZES = (16, 32, 64, 128)
 #: Of Llama 3 8B: 32 layers, keys and values, 8 KV heads.

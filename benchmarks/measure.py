@@ -23,11 +23,11 @@ from workloads import Request, make_workload
 
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.service.config import load_config
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.model_runner import peak_resident_bytes
-from tidemill_gpuworker.model_setup import load_model
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.worker_config import WorkerConfig
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.model_runner import peak_resident_bytes
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.loading.model_setup import load_model
+from tidemill_gpuworker.options.worker_config import WorkerConfig
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from rich.table import Table
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.service.config import load_config
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker.demo_model import demo_model_dir
-from tidemill_gpuworker.kv_cache import KV_DTYPES
-from tidemill_gpuworker.model_runner import DTYPES, ModelRunner
+from tidemill_gpuworker.demo.demo_model import demo_model_dir
+from tidemill_gpuworker.engine.model_runner import DTYPES, ModelRunner
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.kv_cache import KV_DTYPES
 from tidemill_gpuworker.quantization.on_the_fly import ON_THE_FLY
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
+from tidemill_gpuworker.steps.step_plan import ScheduledSequence, StepPlan
 
 PLAIN = "none"
 TOLERANCE = 1e-3

@@ -11,10 +11,10 @@ from tidemill.protocol import calls
 from tidemill.protocol.calls import JobRef
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id
-from tidemill_gpuworker.alarm import Alarm
-from tidemill_gpuworker.jobs import Job, JobTable
-from tidemill_gpuworker.outbox import PublishPolicy, Update
-from tidemill_gpuworker.publisher import Publisher
+from tidemill_gpuworker.shell.alarm import Alarm
+from tidemill_gpuworker.shell.jobs import Job, JobTable
+from tidemill_gpuworker.shell.outbox import PublishPolicy, Update
+from tidemill_gpuworker.shell.publisher import Publisher
 
 STEP_SECONDS = 0.050
 

@@ -29,10 +29,10 @@ from workloads import TITLES, Request, make_workload
 
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.service.config import load_config
-from tidemill_gpuworker.demo_model import demo_model_dir
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.worker_config import SchedulingMode, WorkerConfig
+from tidemill_gpuworker.demo.demo_model import demo_model_dir
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.options.worker_config import SchedulingMode, WorkerConfig
 
 MODES: tuple[SchedulingMode, ...] = ("static", "continuous")
 BLOCK_SIZE = 16
@@ -73,7 +73,7 @@ def parse_arguments(arguments: Many[str] | None = None) -> argparse.Namespace:
 def measure(options: argparse.Namespace, mode: SchedulingMode) -> Run:
     """Serve the workload in one mode."""
     # Imported here: the process that only collects needs no torch.
-    from tidemill_gpuworker.model_setup import load_model
+    from tidemill_gpuworker.loading.model_setup import load_model
 
     served = load_model(_worker_config(options, mode))
     requests = make_workload(WORKLOAD, served.card.vocab_size, options.seed)[: options.requests]

@@ -25,7 +25,7 @@ DECODING_MUTATIONS = (
     ),
     Mutation(
         "blocks that wrong guesses reached stay taken",
-        f"{_WORKER}/step_scheduler.py",
+        f"{_WORKER}/steps/step_scheduler.py",
         "self.block_manager.trim(item.seq)",
         "pass",
         (f"{_STEPS}::test_wrong_guesses_leave_nothing_in_the_cache_and_hold_no_block",),

@@ -88,7 +88,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a worker forgets a job before its end is confirmed",
-        "gpuworker/tidemill_gpuworker/publisher.py",
+        "gpuworker/tidemill_gpuworker/shell/publisher.py",
         '        _pass_crash_points("before", writes)\n',
         '        _pass_crash_points("before", writes)\n'
         "        for write in writes:\n"
@@ -128,7 +128,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a worker rewinds one token too far",
-        "gpuworker/tidemill_gpuworker/token_buffer.py",
+        "gpuworker/tidemill_gpuworker/shell/token_buffer.py",
         "        while self.num_written < position:\n"
         "            start = self.num_written\n"
         "            choice = self._choice_at(start)\n"
@@ -144,7 +144,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a resumed attempt forgets the last token before it",
-        "gpuworker/tidemill_gpuworker/job_work.py",
+        "gpuworker/tidemill_gpuworker/shell/job_work.py",
         "        output_ids=list(generated.ids),\n",
         "        output_ids=list(generated.ids[:-1]),\n",
         (
@@ -243,7 +243,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a new leader reaps before workers had a lease to beat",
-        "scheduler/tidemill_scheduler/grace.py",
+        "scheduler/tidemill_scheduler/fleet/grace.py",
         "        return self._lease_seconds - self._seen_seconds\n",
         "        return 0.0\n",
         (
@@ -254,7 +254,7 @@ MUTATIONS = (
     ),
     Mutation(
         "batch decodes pause as long as interactive prompts come",
-        "gpuworker/tidemill_gpuworker/batch_pause.py",
+        "gpuworker/tidemill_gpuworker/steps/batch_pause.py",
         "        if not is_wanted or self._num_steps >= self._most_steps:",
         "        if not is_wanted:",
         ("tests/engine/test_batch_pause.py::test_after_so_many_steps_comes_one_with_all_decodes",),

@@ -19,13 +19,13 @@ from tidemill.service.metrics import MetricsServer
 from tidemill.service.redis import check_server, connect
 from tidemill.service.runtime import Drain, exit_with_parent
 from tidemill.service.step_log import StepLog
-from tidemill_gpuworker.command_line import parse_config
-from tidemill_gpuworker.demo_interrupt import one_interrupt
-from tidemill_gpuworker.demo_progress import TerminalReport
-from tidemill_gpuworker.model_finder import find_model_dir
-from tidemill_gpuworker.served_model import ServedModel
-from tidemill_gpuworker.worker_config import WorkerConfig
-from tidemill_gpuworker.worker_process import ProcessConfig, WorkerProcess
+from tidemill_gpuworker.demo.demo_interrupt import one_interrupt
+from tidemill_gpuworker.demo.demo_progress import TerminalReport
+from tidemill_gpuworker.engine.served_model import ServedModel
+from tidemill_gpuworker.loading.model_finder import find_model_dir
+from tidemill_gpuworker.options.command_line import parse_config
+from tidemill_gpuworker.options.worker_config import WorkerConfig
+from tidemill_gpuworker.shell.worker_process import ProcessConfig, WorkerProcess
 
 _log = logging.getLogger("tidemill_gpuworker")
 
@@ -56,7 +56,7 @@ def _serve(config: WorkerConfig) -> bool:
         # A model takes long to load; a wrong address need not.
         check_server(client)
     # Imported here: torch takes seconds, which a wrong flag or --help need not wait for.
-    from tidemill_gpuworker.task_setup import load_served_model
+    from tidemill_gpuworker.loading.task_setup import load_served_model
 
     config = _with_model(config)
     with contextlib.ExitStack() as open_files:

@@ -4,7 +4,7 @@ import time
 
 import redis.asyncio
 
-from tidemill_scheduler.grace import Moment
+from tidemill_scheduler.fleet.grace import Moment
 
 
 async def server_ms(client: redis.asyncio.Redis) -> int:

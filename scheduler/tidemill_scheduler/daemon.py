@@ -24,7 +24,7 @@ from tidemill.service.runtime import StopSignal
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers, TokenizerStore
 from tidemill_scheduler import metrics
 from tidemill_scheduler.config import SchedulerConfig
-from tidemill_scheduler.grace import Grace
+from tidemill_scheduler.fleet.grace import Grace
 from tidemill_scheduler.health import Health, Role
 from tidemill_scheduler.leadership import Leadership
 from tidemill_scheduler.tasks import end_tasks

@@ -9,30 +9,30 @@ import redis.asyncio
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.redis import translate
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
-from tidemill_scheduler.audit import Audit
 from tidemill_scheduler.config import SchedulerConfig
 from tidemill_scheduler.dispatcher import Dispatcher
-from tidemill_scheduler.front_door import FrontDoor
-from tidemill_scheduler.front_submitter import FrontSubmitter
-from tidemill_scheduler.grace import Grace
+from tidemill_scheduler.fleet.grace import Grace
+from tidemill_scheduler.fleet.measures import Meter
+from tidemill_scheduler.fleet.reaper import Reaper
+from tidemill_scheduler.fleet.worker_watch import WorkerWatch
 from tidemill_scheduler.health import Health
-from tidemill_scheduler.hopeless import Judge
-from tidemill_scheduler.ingress import Ingress
-from tidemill_scheduler.intake import Intake
-from tidemill_scheduler.job_life import JobLife
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.front_door import FrontDoor
+from tidemill_scheduler.intake.front_submitter import FrontSubmitter
+from tidemill_scheduler.intake.ingress import Ingress
+from tidemill_scheduler.intake.intake import Intake
+from tidemill_scheduler.intake.jobs import WaitingJob
+from tidemill_scheduler.intake.tokenize_pool import TokenizePool
 from tidemill_scheduler.leadership import Leadership
-from tidemill_scheduler.libraries import Libraries
-from tidemill_scheduler.limits import TenantWeights
-from tidemill_scheduler.measures import Meter
 from tidemill_scheduler.policy.scheduler import Scheduler
 from tidemill_scheduler.policy.settings import PolicySettings
-from tidemill_scheduler.reaper import Reaper
-from tidemill_scheduler.retention import Retention
 from tidemill_scheduler.tasks import run_together
-from tidemill_scheduler.tokenize_pool import TokenizePool
-from tidemill_scheduler.upkeep import keep_up
-from tidemill_scheduler.worker_watch import WorkerWatch
+from tidemill_scheduler.upkeep.audit import Audit
+from tidemill_scheduler.upkeep.hopeless import Judge
+from tidemill_scheduler.upkeep.job_life import JobLife
+from tidemill_scheduler.upkeep.libraries import Libraries
+from tidemill_scheduler.upkeep.limits import TenantWeights
+from tidemill_scheduler.upkeep.retention import Retention
+from tidemill_scheduler.upkeep.upkeep import keep_up
 
 
 class Term:

@@ -16,15 +16,15 @@ from tidemill.protocol.ids import new_worker_id
 from tidemill.protocol.messages import WorkerInfo
 from tidemill.service.log import setup_logging
 from tidemill.service.runtime import CRASH_STATUS, Drain
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.outbox import PublishPolicy
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.served_model import ServedModel
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_plan import StepPlan
-from tidemill_gpuworker.step_scheduler import StepScheduler
-from tidemill_gpuworker.worker_process import ProcessConfig, WorkerProcess
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.engine.served_model import ServedModel
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.shell.outbox import PublishPolicy
+from tidemill_gpuworker.shell.worker_process import ProcessConfig, WorkerProcess
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_plan import StepPlan
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 #: How a worker ends that finds no broker at its start; its supervisor starts it again.
 UNAVAILABLE_STATUS = 69

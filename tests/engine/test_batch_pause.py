@@ -11,13 +11,13 @@ from support.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_model
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.step_cost import StepCost
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_plan import StepPlan
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_plan import StepPlan
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 BATCH, STANDARD, INTERACTIVE = 1, 0, -1
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidemill_gpuworker.beam_choice import Beam, BeamChoice
+from tidemill_gpuworker.engine.beam_choice import Beam, BeamChoice
 
 EOS = 0
 

@@ -16,14 +16,14 @@ from support.fake_engine import (
 from support.worker_rig import make_tokenizer
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker.beam_choice import BeamChoice
-from tidemill_gpuworker.beam_group import BeamGroup, beam_params
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.group_engine import GroupEngine
-from tidemill_gpuworker.output_processor import OutputProcessor
-from tidemill_gpuworker.step_config import SchedulingMode, StepConfig
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.engine.beam_choice import BeamChoice
+from tidemill_gpuworker.engine.beam_group import BeamGroup, beam_params
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.group_engine import GroupEngine
+from tidemill_gpuworker.engine.output_processor import OutputProcessor
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.steps.step_config import SchedulingMode, StepConfig
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 BLOCK_SIZE = 4
 NUM_TOKENS = 9

@@ -5,8 +5,8 @@ import pytest
 from support.fake_engine import make_seq
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.prefix import hash_blocks
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
 
 TWELVE = list(range(12))
 

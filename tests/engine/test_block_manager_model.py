@@ -6,8 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from support.fake_engine import make_seq
 from support.naive_blocks import NaiveBlocks
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
 
 # Few token values, so that prefixes meet often.
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)

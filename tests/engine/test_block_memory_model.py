@@ -14,9 +14,9 @@ from hypothesis.stateful import (
 
 from support.fake_engine import make_seq
 from support.physical_blocks import History, PhysicalBlocks, history_of
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.places import NO_BLOCK, slot_of
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.memory.places import NO_BLOCK, slot_of
 
 # Few token values, so that prefixes meet often.
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidemill_gpuworker.block_pool import BlockPool
+from tidemill_gpuworker.memory.block_pool import BlockPool
 
 
 def test_blocks_are_first_taken_in_ascending_order() -> None:

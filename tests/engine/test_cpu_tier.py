@@ -1,6 +1,6 @@
 """The CPU tier alone: what it keeps, what it forgets, and what a step may rely on."""
 
-from tidemill_gpuworker.cpu_tier import CpuTier
+from tidemill_gpuworker.memory.cpu_tier import CpuTier
 
 A, B, C, D = b"a", b"b", b"c", b"d"
 

@@ -10,11 +10,11 @@ from support.fake_engine import (
     make_seq,
 )
 from tidemill.protocol.errors import InvalidRequest
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine, StepOutput
-from tidemill_gpuworker.sequence import Sequence, SequenceStatus
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.engine.engine import Engine, StepOutput
+from tidemill_gpuworker.engine.sequence import Sequence, SequenceStatus
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 SHARED = list(range(100, 120))
 

@@ -14,15 +14,15 @@ from support.fake_engine import (
     generate,
     make_seq,
 )
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.places import NO_BLOCK
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.memory.places import NO_BLOCK
 from tidemill_gpuworker.speculation.config import SpeculativeConfig
 from tidemill_gpuworker.speculation.drafter import Drafter
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_plan import ScheduledSequence, StepPlan
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 #: No workload below needs more steps unless somebody starves.
 MAX_STEPS = 4000

@@ -3,10 +3,10 @@
 import pytest
 
 from support.fake_engine import FakeRunner, generate, make_seq, next_token
-from tidemill_gpuworker.block_copies import BlockCopy
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_copies import BlockCopy
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.steps.step_plan import ScheduledSequence, StepPlan
 
 
 def make_manager(num_blocks: int = 8) -> BlockManager:

@@ -4,9 +4,9 @@ import pytest
 
 from support.fake_engine import make_seq
 from tidemill.protocol.prefix import hash_blocks
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.free_blocks import FreeBlocks
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.memory.free_blocks import FreeBlocks
 
 NUM_BLOCKS = 16
 BATCH, STANDARD, INTERACTIVE = 1, 0, -1

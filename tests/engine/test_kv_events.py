@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from support.fake_engine import FakeProcessor, FakeRunner, FakeSampler, make_seq
 from support.kv_reader import KvReader, split
 from tidemill.protocol.prefix import hash_blocks, routing_key
-from tidemill_gpuworker import routing_index
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.routing_index import RoutingIndex
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory import routing_index
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.memory.routing_index import RoutingIndex
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 
 class Bench:

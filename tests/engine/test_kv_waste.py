@@ -4,12 +4,12 @@ import pytest
 
 from support.fake_engine import FakeProcessor, FakeRunner, FakeSampler, make_seq
 from tidemill.protocol.kv_use import KvUse
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.kv_waste import measure_kv_use
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.memory.kv_waste import measure_kv_use
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 
 def computed(manager: BlockManager, tokens: list[int]) -> Sequence:

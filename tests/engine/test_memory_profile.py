@@ -3,7 +3,7 @@
 import pytest
 
 from tidemill.protocol.errors import ConfigError
-from tidemill_gpuworker.memory_profile import GIB, MemoryProfile, largest_step
+from tidemill_gpuworker.memory.memory_profile import GIB, MemoryProfile, largest_step
 
 
 def test_the_cache_gets_what_weights_step_and_others_leave_of_the_share() -> None:

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from support.fake_engine import make_seq
 from tidemill.protocol.prefix import ROUTING_STRIDE, hash_blocks
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.free_blocks import WATCHED_SHARE as WORKER_SHARE
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.memory.free_blocks import WATCHED_SHARE as WORKER_SHARE
 from tidemill_scheduler.simulation.kv_cache import WATCHED_SHARE, KvCache
 from tidemill_scheduler.simulation.workload import unpack_key
 

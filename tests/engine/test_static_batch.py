@@ -4,10 +4,10 @@ import pytest
 
 from support.fake_engine import FakeProcessor, FakeRunner, FakeSampler, generate, make_seq
 from tidemill.protocol.errors import ConfigError
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 
 def make_scheduler(num_blocks: int = 40, max_num_seqs: int = 3) -> StepScheduler:

@@ -4,11 +4,11 @@ import pytest
 
 from support.fake_engine import make_seq
 from tidemill.protocol.errors import ConfigError
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.sequence import PriorityClass, Sequence
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_plan import StepPlan
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.engine.sequence import PriorityClass, Sequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_plan import StepPlan
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 
 def make_scheduler(num_blocks: int = 100, *, budget: int = 32) -> StepScheduler:

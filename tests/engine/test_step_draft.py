@@ -1,7 +1,7 @@
 """The account of a step in the making."""
 
 from support.fake_engine import make_seq
-from tidemill_gpuworker.step_draft import StepDraft
+from tidemill_gpuworker.steps.step_draft import StepDraft
 
 
 def test_scheduled_tokens_leave_the_budget_and_withdrawn_ones_return() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from support.fake_engine import make_seq
 from tidemill.protocol.errors import ConfigError, InvalidRequest
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 
 def make_scheduler(num_blocks: int = 64, *, max_model_len: int = 128) -> StepScheduler:

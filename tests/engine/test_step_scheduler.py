@@ -1,11 +1,11 @@
 """Which sequences run how many tokens: the step policy, one rule at a time."""
 
 from support.fake_engine import make_seq
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.sequence import Sequence, SequenceStatus
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_plan import StepPlan
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.engine.sequence import Sequence, SequenceStatus
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_plan import StepPlan
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 
 def make_scheduler(

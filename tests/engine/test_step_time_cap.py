@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from support.fake_engine import FakeProcessor, FakeRunner, FakeSampler, make_seq
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.step_cost import StepCost, StepFeatures
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.cost_learner import FIRST_FIT, REFIT_EVERY, WINDOW, CostLearner
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_features import features_of
-from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
-from tidemill_gpuworker.step_scheduler import StepScheduler
-from tidemill_gpuworker.time_budget import TimeBudget
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.shell.cost_learner import FIRST_FIT, REFIT_EVERY, WINDOW, CostLearner
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_features import features_of
+from tidemill_gpuworker.steps.step_plan import ScheduledSequence, StepPlan
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
+from tidemill_gpuworker.steps.time_budget import TimeBudget
 
 BLOCK_SIZE = 4
 #: One second per token, another per hundred pairs: easy to count.

@@ -8,8 +8,8 @@ import pytest
 
 from support.golden_models import GOLDEN, make_golden_model
 from tidemill.protocol.errors import DamagedModel, ModelError, UnsupportedModel
-from tidemill_gpuworker.model_config import ModelConfig, load_model_config
-from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.loading.model_config import ModelConfig, load_model_config
 
 LINEAR = {"type": "linear", "factor": 4.0}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}

@@ -12,9 +12,9 @@ from support.golden_models import (
 )
 from support.golden_runs import check_run, make_prompts
 from support.greedy import generate_greedily, reference_logits, reference_outputs
-from tidemill_gpuworker.model_config import SUPPORTED_ARCHITECTURES, load_model_config
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.step_config import StepConfig
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.loading.model_config import SUPPORTED_ARCHITECTURES, load_model_config
+from tidemill_gpuworker.steps.step_config import StepConfig
 
 
 def make_runner(name: str, model_dir: Path, block_size: int) -> ModelRunner:

@@ -17,13 +17,13 @@ from support.transformers_models import CASES, REFUSED, make_config, save_case
 from tidemill.protocol.errors import DamagedModel, ModelNotFound, UnsafeModel, UnsupportedModel
 from tidemill.service.config import load_config
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker.model_choice import NativeSource, choose_model
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.model_setup import load_model
-from tidemill_gpuworker.step_config import StepConfig
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.loading.model_choice import NativeSource, choose_model
+from tidemill_gpuworker.loading.model_setup import load_model
+from tidemill_gpuworker.options.worker_config import ModelImpl, WorkerConfig
+from tidemill_gpuworker.steps.step_config import StepConfig
 from tidemill_gpuworker.transformers_backend import attention, model
 from tidemill_gpuworker.transformers_backend.masks import window_of
-from tidemill_gpuworker.worker_config import ModelImpl, WorkerConfig
 
 IN_CHUNKS = StepConfig(max_model_len=256, max_num_batched_tokens=40, max_num_seqs=4)
 #: Learned positions; two kinds of layers and scaled logits; values narrower than keys and experts.

@@ -12,10 +12,10 @@ from support.greedy import GreedyRun, generate_greedily, reference_logits
 from support.lora_files import merged, write_adapter
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
 from tidemill.protocol.errors import DamagedModel, ModelError, UnsupportedModel
+from tidemill_gpuworker.engine.model_runner import ModelRunner
 from tidemill_gpuworker.lora.adapter_files import read_adapter
 from tidemill_gpuworker.lora.layers import AdaptableLayers, LoadedAdapter
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.step_config import StepConfig
+from tidemill_gpuworker.steps.step_config import StepConfig
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")

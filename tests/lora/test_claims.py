@@ -13,13 +13,13 @@ from support.worker_rig import make_card, make_request, make_tokenizer, submit
 from tidemill.protocol.errors import UnknownAdapter
 from tidemill.protocol.messages import AdapterCard, CommandKind
 from tidemill.service.prompt import extra_keys, prepare
-from tidemill_gpuworker.claims import Claim, ClaimLoader, Refusal
-from tidemill_gpuworker.commands import Command
 from tidemill_gpuworker.lora.adapter_files import AdapterFiles
 from tidemill_gpuworker.lora.adapters import Adapters
 from tidemill_gpuworker.lora.config import LoraConfig
 from tidemill_gpuworker.lora.layers import LoadedAdapter
-from tidemill_gpuworker.work_clock import WorkClock
+from tidemill_gpuworker.shell.claims import Claim, ClaimLoader, Refusal
+from tidemill_gpuworker.shell.commands import Command
+from tidemill_gpuworker.shell.work_clock import WorkClock
 
 pytestmark = pytest.mark.leaks_keys
 

@@ -10,10 +10,10 @@ from support.golden_models import VOCAB_SIZE, make_golden_model, save_golden_mod
 from support.greedy import generate_greedily, reference_logits
 from support.lora_files import merged, write_adapter
 from tidemill.protocol.errors import UnsupportedModel
+from tidemill_gpuworker.engine.model_runner import ModelRunner
 from tidemill_gpuworker.lora.adapter_files import read_adapter
 from tidemill_gpuworker.lora.layers import AdaptableLayers
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.step_config import StepConfig
+from tidemill_gpuworker.steps.step_config import StepConfig
 
 NUM_TOKENS = 8
 ATOL = 1e-4

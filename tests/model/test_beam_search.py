@@ -17,19 +17,19 @@ import transformers
 from support.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_model
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import FinishReason
-from tidemill_gpuworker.beam_choice import BeamChoice
-from tidemill_gpuworker.beam_group import BeamGroup, beam_params
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.group_engine import GroupEngine
-from tidemill_gpuworker.group_output import GroupOutput
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.output_processor import Output
-from tidemill_gpuworker.sampler import Sampler
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_scheduler import StepScheduler
-from tidemill_gpuworker.stop_checker import Finish
+from tidemill_gpuworker.engine.beam_choice import BeamChoice
+from tidemill_gpuworker.engine.beam_group import BeamGroup, beam_params
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.group_engine import GroupEngine
+from tidemill_gpuworker.engine.group_output import GroupOutput
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.engine.output_processor import Output
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.engine.stop_checker import Finish
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.sampling.sampler import Sampler
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 BLOCK_SIZE = 16
 NUM_TOKENS = 12

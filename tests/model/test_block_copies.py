@@ -10,16 +10,16 @@ from support.greedy import reference_outputs
 from support.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_model
 from tidemill.protocol.errors import ConfigError
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker.block_copier import BlockCopier
-from tidemill_gpuworker.block_copies import BlockCopies, BlockCopy
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.kv_cache import KVCache, num_swap_blocks_in
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.sampler import Sampler
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_copier import BlockCopier
+from tidemill_gpuworker.memory.block_copies import BlockCopies, BlockCopy
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.memory.kv_cache import KVCache, num_swap_blocks_in
+from tidemill_gpuworker.sampling.sampler import Sampler
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 from tidemill_kernels import KVScales
 from tidemill_kernels.kv_scales import LARGEST
 

@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from support.greedy import GreedyRun, generate_greedily, reference_logits, reference_outputs
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.step_config import StepConfig
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.steps.step_config import StepConfig
 
 pytestmark = pytest.mark.model
 

@@ -3,9 +3,9 @@
 import torch
 
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker.inputs import make_inputs
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
+from tidemill_gpuworker.engine.inputs import make_inputs
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.steps.step_plan import ScheduledSequence, StepPlan
 
 CPU = torch.device("cpu")
 

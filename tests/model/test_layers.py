@@ -9,9 +9,9 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from support.tiny_models import CONFIGS, make_tiny_model
-from tidemill_gpuworker.linear import PackedLinear, PlainLinear, can_pack, make_linear
-from tidemill_gpuworker.rope import RopeConfig
-from tidemill_gpuworker.rope_settings import RopeSettings
+from tidemill_gpuworker.loading.rope_settings import RopeSettings
+from tidemill_gpuworker.models.linear import PackedLinear, PlainLinear, can_pack, make_linear
+from tidemill_gpuworker.models.rope import RopeConfig
 
 LLAMA3 = CONFIGS["llama3-rope"][1]["rope_parameters"]
 

@@ -12,11 +12,11 @@ import torch
 import transformers
 
 from support.tiny_models import make_tiny_model, save_tiny_model
-from tidemill_gpuworker.kv_cache import num_blocks_in
-from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_config import load_model_config
-from tidemill_gpuworker.model_runner import ModelRunner, choose_dtype
-from tidemill_gpuworker.rope import RopeConfig
+from tidemill_gpuworker.engine.model_runner import ModelRunner, choose_dtype
+from tidemill_gpuworker.loading.loader import Checkpoint
+from tidemill_gpuworker.loading.model_config import load_model_config
+from tidemill_gpuworker.memory.kv_cache import num_blocks_in
+from tidemill_gpuworker.models.rope import RopeConfig
 
 CPU = torch.device("cpu")
 
@@ -162,7 +162,7 @@ _LOAD = """
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
-from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.engine.model_runner import ModelRunner
 runner = ModelRunner(Path(sys.argv[1]), dtype=sys.argv[2], num_blocks=2000, num_threads=2)
 runner.warm_up()
 print(json.dumps(asdict(runner.memory_use()) | {"modules": sorted(sys.modules)}))

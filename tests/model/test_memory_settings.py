@@ -10,9 +10,9 @@ from support.tiny_models import save_tiny_model
 from support.tiny_tokenizers import byte_level_tokenizer
 from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import load_config
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.model_setup import load_model
-from tidemill_gpuworker.worker_config import WorkerConfig
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.loading.model_setup import load_model
+from tidemill_gpuworker.options.worker_config import WorkerConfig
 
 GIB = 1 << 30
 

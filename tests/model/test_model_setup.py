@@ -10,9 +10,9 @@ from support.tiny_tokenizers import byte_level_tokenizer
 from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import load_config
 from tidemill.service.step_log import StepLog, read_step_log
-from tidemill_gpuworker import model_setup
-from tidemill_gpuworker.model_setup import load_model
-from tidemill_gpuworker.worker_config import WorkerConfig
+from tidemill_gpuworker.loading import model_setup
+from tidemill_gpuworker.loading.model_setup import load_model
+from tidemill_gpuworker.options.worker_config import WorkerConfig
 
 
 def test_logprobs_that_no_message_holds_are_refused_at_the_start(

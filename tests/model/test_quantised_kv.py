@@ -11,11 +11,11 @@ from support.greedy import GreedyRun, generate_greedily, reference_logits
 from support.quantised_attention import rounded_kv
 from support.tiny_models import make_tiny_model, save_tiny_model
 from tidemill.protocol.errors import ConfigError
-from tidemill_gpuworker.kv_cache import KV_DTYPES, bytes_per_block, num_blocks_in
-from tidemill_gpuworker.model_config import load_model_config
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.worker_config import KV_CACHE_DTYPES
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.loading.model_config import load_model_config
+from tidemill_gpuworker.memory.kv_cache import KV_DTYPES, bytes_per_block, num_blocks_in
+from tidemill_gpuworker.options.worker_config import KV_CACHE_DTYPES
+from tidemill_gpuworker.steps.step_config import StepConfig
 
 NUM_TOKENS = 16
 # One sequence at a time, its whole prompt in one step.

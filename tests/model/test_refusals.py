@@ -20,12 +20,12 @@ from tidemill.protocol.errors import (
     UnsupportedModel,
 )
 from tidemill.service.config import load_config
-from tidemill_gpuworker import safetensors_file
-from tidemill_gpuworker.model_choice import choose_model
-from tidemill_gpuworker.model_config import SUPPORTED_ARCHITECTURES
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.model_setup import load_model
-from tidemill_gpuworker.worker_config import WorkerConfig
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.loading import safetensors_file
+from tidemill_gpuworker.loading.model_choice import choose_model
+from tidemill_gpuworker.loading.model_config import SUPPORTED_ARCHITECTURES
+from tidemill_gpuworker.loading.model_setup import load_model
+from tidemill_gpuworker.options.worker_config import WorkerConfig
 
 WEIGHTS = "model.safetensors"
 DOWN = "model.layers.1.mlp.down_proj.weight"

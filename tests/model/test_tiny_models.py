@@ -7,8 +7,8 @@ import torch
 
 from support.greedy import generate_greedily, reference_logits, reference_outputs
 from support.tiny_models import CONFIGS, VOCAB_SIZE, make_tiny_model, save_tiny_model
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.step_config import StepConfig
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.steps.step_config import StepConfig
 
 NUM_TOKENS = 12
 LENGTHS = (1, 2, 7, 16, 33, 130)

@@ -8,9 +8,9 @@ import pytest
 from support.golden_models import GOLDEN, make_golden_model, save_golden_model
 from support.golden_runs import check_run, make_prompts
 from support.greedy import generate_greedily
-from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.engine.model_runner import ModelRunner
 from tidemill_gpuworker.parallel.team import Team
-from tidemill_gpuworker.step_config import StepConfig
+from tidemill_gpuworker.steps.step_config import StepConfig
 
 pytestmark = pytest.mark.slow
 

@@ -19,17 +19,17 @@ from tidemill.protocol.errors import EngineFailed
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import FinishReason
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.output_processor import Output
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.engine.output_processor import Output
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.engine.stop_checker import Finish
+from tidemill_gpuworker.memory.block_manager import BlockManager
 from tidemill_gpuworker.parallel.followers import NO_FOLLOWERS, Followers
 from tidemill_gpuworker.parallel.team import Team
-from tidemill_gpuworker.sampler import Sampler
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_scheduler import StepScheduler
-from tidemill_gpuworker.stop_checker import Finish
+from tidemill_gpuworker.sampling.sampler import Sampler
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 NUM_TOKENS = 12
 

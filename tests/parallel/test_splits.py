@@ -12,16 +12,16 @@ from safetensors.torch import save_file
 from support.golden_models import GOLDEN, make_golden_model, save_golden_model
 from tidemill.protocol.errors import ConfigError, DamagedModel, EngineFailed, UnsupportedModel
 from tidemill.service.config import load_config
-from tidemill_gpuworker.loader import Checkpoint
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.loading.loader import Checkpoint
+from tidemill_gpuworker.loading.model_config import ModelConfig, load_model_config
 from tidemill_gpuworker.lora.config import LoraConfig
-from tidemill_gpuworker.model_config import ModelConfig, load_model_config
-from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.options.worker_config import WorkerConfig
 from tidemill_gpuworker.parallel.channel import Channel
 from tidemill_gpuworker.parallel.setup import make_team
 from tidemill_gpuworker.parallel.shard import Section, Shard, place_of
 from tidemill_gpuworker.parallel.split_config import check_split, largest_part, split_config
 from tidemill_gpuworker.parallel.team import Team
-from tidemill_gpuworker.worker_config import WorkerConfig
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_settings_that_do_not_go_with_ranks_are_refused(
 
 
 def test_models_on_transformers_are_not_split(tmp_path: Path) -> None:
-    from tidemill_gpuworker.model_choice import choose_model
+    from tidemill_gpuworker.loading.model_choice import choose_model
 
     model_dir = save_golden_model(make_golden_model("llama untied"), tmp_path)
     source = choose_model(model_dir, "transformers")

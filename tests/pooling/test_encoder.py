@@ -17,7 +17,7 @@ from support.tiny_encoders import (
 )
 from tidemill.protocol.errors import ConfigError, DamagedModel, UnsafeModel, UnsupportedModel
 from tidemill.service.job_inputs import EncoderInput
-from tidemill_gpuworker.model_task import Task, find_task
+from tidemill_gpuworker.loading.model_task import Task, find_task
 from tidemill_gpuworker.pooling.encoder import TextEncoder
 
 CPU = torch.device("cpu")

@@ -8,11 +8,11 @@ import transformers
 
 from support.greedy import generate_greedily, reference_logits
 from support.quantised_models import FORMATS, VOCAB_SIZE, write_quantised
-from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.loading.loader import Checkpoint
 from tidemill_gpuworker.quantization.selection import choose_quantization
 from tidemill_gpuworker.quantization.stored_layer import StoredLayer
-from tidemill_gpuworker.step_config import StepConfig
+from tidemill_gpuworker.steps.step_config import StepConfig
 
 RELATIVE = 1e-3
 DOWN = "model.layers.1.mlp.down_proj"

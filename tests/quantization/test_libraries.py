@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from support.quantised_models import FORMATS, write_quantised
-from tidemill_gpuworker.loader import Checkpoint
+from tidemill_gpuworker.loading.loader import Checkpoint
 from tidemill_gpuworker.quantization.scheme import QuantScheme
 from tidemill_gpuworker.quantization.selection import choose_quantization
 from tidemill_gpuworker.quantization.stored_layer import StoredLayer

@@ -11,14 +11,14 @@ from support.golden_models import make_golden_model
 from support.greedy import generate_greedily, reference_logits
 from support.quantised_models import make_plain_model
 from tidemill.protocol.errors import ConfigError
-from tidemill_gpuworker.linear_loader import load_linear
-from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.loading.linear_loader import load_linear
+from tidemill_gpuworker.loading.loader import Checkpoint
+from tidemill_gpuworker.options.worker_config import QUANTIZATIONS
 from tidemill_gpuworker.quantization.config_reader import METHODS
 from tidemill_gpuworker.quantization.on_the_fly import ON_THE_FLY, OnTheFly
 from tidemill_gpuworker.quantization.selection import choose_quantization
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.worker_config import QUANTIZATIONS
+from tidemill_gpuworker.steps.step_config import StepConfig
 
 #: Half a step: of 256 and 16 levels, and of a float with three bits of mantissa.
 HALF_STEPS = {"int8": 0.5 / 127, "int4": 0.51 / 15, "fp8": 0.5**4}
@@ -96,7 +96,7 @@ def test_the_saving_is_told_and_counted(tmp_path: Path, caplog: pytest.LogCaptur
     model.save_pretrained(tmp_path)
     layers = sum(p.numel() for name, p in model.named_parameters() if "_proj" in name)
     others = sum(p.numel() for name, p in model.named_parameters() if "_proj" not in name)
-    with caplog.at_level(logging.INFO, logger="tidemill_gpuworker.model_runner"):
+    with caplog.at_level(logging.INFO, logger="tidemill_gpuworker.engine.model_runner"):
         runner = ModelRunner(tmp_path, dtype="float32", num_blocks=32, quantization="fp8")
     rows = 2 * (128 + 64 + 64 + 128 + 2 * 192 + 128)
     assert runner.memory_use().weights == 4 * others + layers + 4 * rows

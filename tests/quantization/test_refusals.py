@@ -10,7 +10,7 @@ import torch
 
 from support.quantised_models import FORMATS, write_quantised
 from tidemill.protocol.errors import DamagedModel, ModelError, UnsupportedModel
-from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.engine.model_runner import ModelRunner
 from tidemill_gpuworker.quantization.config_reader import read_scheme
 from tidemill_gpuworker.quantization.formats.awq import AwqFormat
 from tidemill_gpuworker.quantization.scheme import QuantScheme

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from support.waiting_jobs import make_job
 from tidemill.protocol.messages import WorkerInfo
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.fleet.workers import Worker
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.ageing import Ageing
 from tidemill_scheduler.policy.fleet import Fleet
 from tidemill_scheduler.policy.lanes import MAX_PASSED, Lanes
 from tidemill_scheduler.policy.residency import Residency
 from tidemill_scheduler.policy.settings import PolicySettings
-from tidemill_scheduler.workers import Worker
 
 AGE_SECONDS = 10.0
 

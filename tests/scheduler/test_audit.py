@@ -9,10 +9,10 @@ import redis.asyncio
 
 from support.shard import KEYS, QUEUE, cancel, dispatch, finish, lead, submit
 from tidemill.service.redis import connect_async
-from tidemill_scheduler.audit import Audit
-from tidemill_scheduler.ingress import Ingress
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.ingress import Ingress
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.scheduler import Scheduler
+from tidemill_scheduler.upkeep.audit import Audit
 
 #: Entry id of the pointer that a job comes back with.
 NEWER = "9999999999999-0"

@@ -14,9 +14,9 @@ from tidemill.service.redis import connect_async
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers, TokenizerStore
 from tidemill_scheduler import term
 from tidemill_scheduler.config import SchedulerConfig, parse_arguments
-from tidemill_scheduler.grace import Grace
+from tidemill_scheduler.fleet.grace import Grace
 from tidemill_scheduler.health import Health
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.leadership import Leadership
 from tidemill_scheduler.policy.scheduler import Scheduler
 from tidemill_scheduler.policy.settings import PolicySettings

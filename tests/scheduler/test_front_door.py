@@ -22,9 +22,9 @@ from tidemill.protocol.codec import decode
 from tidemill.protocol.messages import GenerateRequest
 from tidemill.service.redis import connect_async
 from tidemill.service.runtime import CRASH_STATUS
-from tidemill_scheduler import left_out
-from tidemill_scheduler.front_door import FrontDoor
-from tidemill_scheduler.front_submitter import FrontSubmitter
+from tidemill_scheduler.intake import left_out
+from tidemill_scheduler.intake.front_door import FrontDoor
+from tidemill_scheduler.intake.front_submitter import FrontSubmitter
 from tidemill_scheduler.tasks import end_tasks
 
 

@@ -17,7 +17,7 @@ from tidemill.protocol.errors import (
     UnsupportedVersion,
 )
 from tidemill.protocol.messages import GenerateRequest, JobTerms, ModelCard
-from tidemill_scheduler.front_entry import FrontEntry, make_front_job, parse_entry
+from tidemill_scheduler.intake.front_entry import FrontEntry, make_front_job, parse_entry
 
 CARD = ModelCard(
     name="m", revision="r1", tokenizer_digest="0" * 64, max_model_len=512, vocab_size=50_000

@@ -15,9 +15,9 @@ from tidemill.protocol.calls import Submitted
 from tidemill.protocol.errors import InvalidRequest, StaleEpoch, UnknownModel
 from tidemill.protocol.functions import run_async
 from tidemill.service.redis import connect_async
-from tidemill_scheduler.front_entry import FrontEntry, parse_entry
-from tidemill_scheduler.front_outcome import Delay, Outcome
-from tidemill_scheduler.front_submitter import FrontSubmitter
+from tidemill_scheduler.intake.front_entry import FrontEntry, parse_entry
+from tidemill_scheduler.intake.front_outcome import Delay, Outcome
+from tidemill_scheduler.intake.front_submitter import FrontSubmitter
 
 
 @pytest.fixture

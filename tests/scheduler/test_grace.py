@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidemill_scheduler.grace import Grace, Moment
+from tidemill_scheduler.fleet.grace import Grace, Moment
 
 LEASE_SECONDS = 9.0
 #: The server's clock counts from another time than ours.

@@ -16,10 +16,10 @@ from support.waiting_jobs import make_job
 from tidemill.protocol.calls import MAX_HINTS
 from tidemill.service.redis import connect_async
 from tidemill_scheduler.dispatcher import Dispatcher
+from tidemill_scheduler.fleet.worker_watch import WorkerWatch
 from tidemill_scheduler.health import Health
 from tidemill_scheduler.policy.hints import Hint
 from tidemill_scheduler.policy.scheduler import Scheduler
-from tidemill_scheduler.worker_watch import WorkerWatch
 
 pytestmark = pytest.mark.leaks_keys
 

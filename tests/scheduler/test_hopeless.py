@@ -13,12 +13,12 @@ from tidemill.protocol.errors import StaleEpoch
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id
 from tidemill.service.redis import connect_async
-from tidemill_scheduler import hopeless
-from tidemill_scheduler.attention import Attention
-from tidemill_scheduler.hopeless import Judge
-from tidemill_scheduler.ingress import Ingress
+from tidemill_scheduler.fleet.attention import Attention
+from tidemill_scheduler.fleet.worker_watch import WorkerWatch
+from tidemill_scheduler.intake.ingress import Ingress
 from tidemill_scheduler.policy.scheduler import Scheduler
-from tidemill_scheduler.worker_watch import WorkerWatch
+from tidemill_scheduler.upkeep import hopeless
+from tidemill_scheduler.upkeep.hopeless import Judge
 
 PATIENCE = 8.0
 

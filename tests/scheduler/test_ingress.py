@@ -23,7 +23,7 @@ from support.shard import (
 from tidemill.protocol.errors import StaleEpoch
 from tidemill.protocol.messages import JobTerms
 from tidemill.service.redis import connect_async
-from tidemill_scheduler.ingress import Ingress
+from tidemill_scheduler.intake.ingress import Ingress
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.fake_loads import FakeLoads, lane_job
 from support.waiting_jobs import key_of
 from tidemill.protocol.messages import KvEvents
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.interactive_lane import InteractiveLane
 from tidemill_scheduler.policy.residency import Residency
 from tidemill_scheduler.policy.tenant_queue import PICKS_PER_TURN

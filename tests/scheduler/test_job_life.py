@@ -21,8 +21,8 @@ from tidemill.protocol.codec import decode
 from tidemill.protocol.messages import JobEnd, JobTerms
 from tidemill.service.redis import connect_async
 from tidemill.service.runtime import CRASH_STATUS
-from tidemill_scheduler.grace import Grace, Moment
-from tidemill_scheduler.job_life import JobLife
+from tidemill_scheduler.fleet.grace import Grace, Moment
+from tidemill_scheduler.upkeep.job_life import JobLife
 
 #: Long enough that a test is never a long gap by itself.
 LEASE_SECONDS = 600.0

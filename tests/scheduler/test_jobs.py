@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tidemill.protocol.errors import MalformedMessage
 from tidemill.protocol.ids import new_job_id
-from tidemill_scheduler.jobs import WaitingJob, entry_number, is_queue_name, parse_pointer
+from tidemill_scheduler.intake.jobs import WaitingJob, entry_number, is_queue_name, parse_pointer
 
 JOB_ID = new_job_id()
 GOOD = {b"j": JOB_ID.encode(), b"h": b"12345678", b"c": b"70", b"m": b"m", b"a": b"2", b"p": b"-3"}

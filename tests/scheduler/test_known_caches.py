@@ -26,7 +26,7 @@ from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.prefix import hash_blocks, routing_key
 from tidemill.service.prompt import extra_keys
 from tidemill.service.redis import connect_async
-from tidemill_scheduler.worker_watch import WorkerWatch
+from tidemill_scheduler.fleet.worker_watch import WorkerWatch
 
 #: The salt that the rig's jobs are submitted under, and the revision of its model.
 EXTRA = extra_keys(b"\x07" * 16, "r1", None)

@@ -18,8 +18,8 @@ from tidemill.protocol.codec import encode
 from tidemill.protocol.functions import ensure_library
 from tidemill.protocol.messages import KvEvents
 from tidemill.service.redis import connect, connect_async
-from tidemill_scheduler import kv_watch
-from tidemill_scheduler.kv_watch import CacheView, KvWatch
+from tidemill_scheduler.fleet import kv_watch
+from tidemill_scheduler.fleet.kv_watch import CacheView, KvWatch
 
 WORKER = "wkr_a"
 STREAM, SNAPSHOT = KEYS.status(WORKER), KEYS.kv_snapshot(WORKER)

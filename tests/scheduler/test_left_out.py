@@ -2,9 +2,9 @@
 
 import pytest
 
-from tidemill_scheduler import left_out
-from tidemill_scheduler.left_out import LeftOut
-from tidemill_scheduler.waiting_line import WaitingLine
+from tidemill_scheduler.intake import left_out
+from tidemill_scheduler.intake.left_out import LeftOut
+from tidemill_scheduler.intake.waiting_line import WaitingLine
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from support.wait import wait_until
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.library import VERSION, library_name, library_source
 from tidemill.service.redis import connect_async
-from tidemill_scheduler.libraries import Libraries, older_libraries
+from tidemill_scheduler.upkeep.libraries import Libraries, older_libraries
 
 OLD = library_name(VERSION - 1)
 NEWER = library_name(VERSION + 1)

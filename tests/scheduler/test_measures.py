@@ -17,8 +17,8 @@ from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import GenerateRequest
 from tidemill.service.redis import connect_async
-from tidemill_scheduler.limits import Limits, TenantWeights, make_limits, read_limits
-from tidemill_scheduler.rates import MEMORY_SECONDS, Rate
+from tidemill_scheduler.fleet.rates import MEMORY_SECONDS, Rate
+from tidemill_scheduler.upkeep.limits import Limits, TenantWeights, make_limits, read_limits
 
 
 def test_a_steady_stream_is_measured_exactly_from_the_first_second_on() -> None:

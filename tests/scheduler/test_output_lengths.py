@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.output_lengths import OutputLengths
 
 

@@ -4,7 +4,7 @@ import heapq
 
 import pytest
 
-from tidemill_scheduler.rates import Pace
+from tidemill_scheduler.fleet.rates import Pace
 
 SLOTS = 64
 

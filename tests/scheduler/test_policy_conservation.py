@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from support.played_shard import PlayedShard, PlayedWorker, salted_job
+from tidemill_scheduler.fleet.quarantine import SUSPECT_CRASHES
 from tidemill_scheduler.policy.scheduler import Scheduler
 from tidemill_scheduler.policy.settings import PolicySettings
-from tidemill_scheduler.quarantine import SUSPECT_CRASHES
 
 MODELS = ("m", "n")
 #: Holds any job of these tests.

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from support.played_shard import TOKENS, PlayedShard, salted_job
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.fleet.workers import Worker
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.placement import Dispatch
 from tidemill_scheduler.policy.routing_hashes import shared_depth
 from tidemill_scheduler.policy.scheduler import Scheduler
 from tidemill_scheduler.policy.settings import PolicySettings
 from tidemill_scheduler.policy.tenant_queue import PICKS_PER_TURN
-from tidemill_scheduler.workers import Worker
 
 #: Small turns, so that many go by; all classes but the first are put in prefix order.
 QUANTUM = 512

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from support.waiting_jobs import key_of, make_job
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy import prefix_list
 from tidemill_scheduler.policy.prefix_cuts import PrefixCuts
 from tidemill_scheduler.policy.prefix_list import PrefixList

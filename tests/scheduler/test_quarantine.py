@@ -2,10 +2,10 @@
 
 from support.waiting_jobs import make_job
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.fleet.quarantine import SUSPECT_CRASHES
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.placement import Dispatch
 from tidemill_scheduler.policy.scheduler import Scheduler
-from tidemill_scheduler.quarantine import SUSPECT_CRASHES
 
 
 def make_scheduler(*names: str) -> Scheduler:

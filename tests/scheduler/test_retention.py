@@ -11,7 +11,7 @@ from support.scheduler_process import LIVENESS_SECONDS, SchedulerProcess
 from support.shard import KEYS, dispatch, finish, lead, submit
 from support.wait import wait_until
 from tidemill.service.redis import connect_async
-from tidemill_scheduler.retention import MAX_TRIMMED, YOUNG_SECONDS, Retention
+from tidemill_scheduler.upkeep.retention import MAX_TRIMMED, YOUNG_SECONDS, Retention
 
 
 @pytest.fixture

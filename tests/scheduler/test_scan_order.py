@@ -19,7 +19,7 @@ from support.scan_orders import (
 )
 from support.waiting_jobs import key_of, make_job
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy import prefix_list
 from tidemill_scheduler.policy.prefix_order import PrefixOrder
 

@@ -12,7 +12,7 @@ from support.scan_orders import (
     pop_all,
 )
 from support.waiting_jobs import key_of, make_job
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy import prefix_list
 from tidemill_scheduler.policy.prefix_order import MAX_FOLLOWERS, PrefixOrder
 from tidemill_scheduler.policy.routing_hashes import group_depth

@@ -19,13 +19,14 @@ from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import GenerateRequest, JobEnd
 from tidemill.service.redis import connect_async
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers, TokenizerStore
-from tidemill_scheduler import intake, term
+from tidemill_scheduler import term
 from tidemill_scheduler.config import SchedulerConfig
-from tidemill_scheduler.grace import Grace, Moment
+from tidemill_scheduler.fleet.grace import Grace, Moment
 from tidemill_scheduler.health import Health
-from tidemill_scheduler.job_life import JobLife
+from tidemill_scheduler.intake import intake
 from tidemill_scheduler.leadership import Leadership
 from tidemill_scheduler.tasks import end_tasks
+from tidemill_scheduler.upkeep.job_life import JobLife
 
 
 class ObservedHealth(Health):

@@ -27,9 +27,9 @@ from tidemill.service.redis import connect_async
 from tidemill.service.tokenizer import Tokenizer
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers, TokenizerStore
 from tidemill.service.tokenizer_files import TokenizerFiles
-from tidemill_scheduler import tokenize_pool
-from tidemill_scheduler.jobs import WaitingJob
-from tidemill_scheduler.tokenize_pool import TokenizePool
+from tidemill_scheduler.intake import tokenize_pool
+from tidemill_scheduler.intake.jobs import WaitingJob
+from tidemill_scheduler.intake.tokenize_pool import TokenizePool
 
 SALT = b"\x07" * 16
 WORDS = [f"w{number}" for number in range(300)]

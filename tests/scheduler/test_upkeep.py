@@ -4,8 +4,8 @@ import pytest
 from redis import exceptions
 
 from tidemill.protocol.errors import BrokerUnavailable, QueueFull, StaleEpoch
-from tidemill_scheduler import upkeep
-from tidemill_scheduler.upkeep import keep_up
+from tidemill_scheduler.upkeep import upkeep
+from tidemill_scheduler.upkeep.upkeep import keep_up
 
 
 class Duty:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill_scheduler.waiting_line import WaitingLine
+from tidemill_scheduler.intake.waiting_line import WaitingLine
 
 
 def test_a_lane_is_due_at_its_time_and_keeps_its_order() -> None:

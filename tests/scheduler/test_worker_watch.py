@@ -18,8 +18,8 @@ from support.shard import KEYS
 from support.wait import wait_until_async
 from support.waiting_jobs import make_job
 from tidemill.service.redis import connect_async
+from tidemill_scheduler.fleet.worker_watch import WorkerWatch
 from tidemill_scheduler.policy.scheduler import Scheduler
-from tidemill_scheduler.worker_watch import WorkerWatch
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from support.waiting_jobs import make_job
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
-from tidemill_scheduler.workers import Worker
+from tidemill_scheduler.fleet.workers import Worker
 
 
 def make_worker(**values: object) -> Worker:

@@ -26,7 +26,7 @@ from tidemill.protocol import functions
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.prefix import hash_blocks, hint_hash, routing_key
 from tidemill.service.prompt import extra_keys
-from tidemill_gpuworker.claims import seed_of
+from tidemill_gpuworker.shell.claims import seed_of
 
 T = TypeVar("T")
 

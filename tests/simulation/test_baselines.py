@@ -9,7 +9,7 @@ from support.waiting_jobs import Path, key_of, make_job
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.messages import FinishedSequence, KvEvents, WorkerInfo, WorkerStatus
 from tidemill.protocol.step_cost import StepCost
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.simulation.baselines.dynamo import DynamoStyle, LmetricStyle
 from tidemill_scheduler.simulation.baselines.router import Router
 from tidemill_scheduler.simulation.baselines.sglang import SglangStyle

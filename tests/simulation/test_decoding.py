@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.protocol.step_cost import StepCost, StepFeatures
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.simulation.decoding import DecodeBatch
 from tidemill_scheduler.simulation.sequence import Sequence
 

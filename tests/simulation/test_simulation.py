@@ -12,7 +12,7 @@ from support.small_workloads import make_random_workload, make_workload
 from tidemill.protocol.errors import ConfigError, SimulationFailed
 from tidemill.protocol.messages import KvEvents, KvSnapshot, WorkerStatus
 from tidemill.protocol.step_cost import StepCost
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.placement import Dispatch
 from tidemill_scheduler.policy.scheduler import Scheduler
 from tidemill_scheduler.simulation.cluster import Cluster, Faults

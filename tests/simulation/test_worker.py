@@ -3,7 +3,7 @@
 import pytest
 
 from tidemill.protocol.step_cost import StepCost
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.simulation.cluster import Cluster
 from tidemill_scheduler.simulation.sequence import Sequence
 from tidemill_scheduler.simulation.worker import SimWorker

@@ -3,14 +3,14 @@
 from collections.abc import Sequence as Several
 
 from support.fake_engine import FakeProcessor, FakeRunner, FakeSampler, generate, make_seq
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
 from tidemill_gpuworker.speculation.config import SpeculativeConfig
 from tidemill_gpuworker.speculation.drafter import Drafter
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_plan import StepPlan
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_plan import StepPlan
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 BLOCK_SIZE = 4
 #: The fake model knows one token only, so every guess comes true.

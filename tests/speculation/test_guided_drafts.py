@@ -8,8 +8,8 @@ import pytest
 from support.guided_engine import MAX_MODEL_LEN, guided_seq, noisy_engine, run_all
 from support.tiny_tokenizers import byte_level_tokenizer
 from tidemill.protocol.structured import StructuredOutput
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.speculation.config import SpeculativeConfig
 from tidemill_gpuworker.speculation.drafter import Drafter
 from tidemill_gpuworker.structured_output.compiler import GrammarCompiler, grammar_compiler

@@ -21,7 +21,7 @@ from support.tiny_tokenizers import byte_level_tokenizer, sentencepiece_tokenize
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.structured import StructuredOutput
 from tidemill.service.grammar import grammar_of
-from tidemill_gpuworker.guide import Guide
+from tidemill_gpuworker.sampling.guide import Guide
 from tidemill_gpuworker.structured_output.compiler import GrammarCompiler, grammar_compiler
 from tidemill_gpuworker.structured_output.grammar_guide import GrammarGuide
 from tidemill_gpuworker.structured_output.vocabulary import vocabulary_of

@@ -11,10 +11,10 @@ from itertools import count
 
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker.block_copies import BlockCopies
-from tidemill_gpuworker.sampled_token import SampledToken
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_copies import BlockCopies
+from tidemill_gpuworker.sampling.sampled_token import SampledToken
+from tidemill_gpuworker.steps.step_plan import ScheduledSequence, StepPlan
 
 VOCAB_SIZE = 50_000
 

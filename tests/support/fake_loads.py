@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from support.waiting_jobs import make_job
 from tidemill.protocol.step_cost import StepCost
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 
 #: Prefill takes a millisecond a token, whatever came before.
 MILLISECOND_A_TOKEN = StepCost(base=0.0, per_token=1e-3, per_pair=0.0, per_context=0.0)

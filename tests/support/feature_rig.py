@@ -14,23 +14,23 @@ from support.pairwise import Row
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.prefix import lora_keys
-from tidemill_gpuworker.beam_choice import BeamChoice
-from tidemill_gpuworker.beam_group import BeamGroup, beam_params
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.choice_group import ChoiceGroup, params_of
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.group_engine import GroupEngine
+from tidemill_gpuworker.engine.beam_choice import BeamChoice
+from tidemill_gpuworker.engine.beam_group import BeamGroup, beam_params
+from tidemill_gpuworker.engine.choice_group import ChoiceGroup, params_of
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.group_engine import GroupEngine
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.engine.output_processor import OutputProcessor
+from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.lora.adapter_files import read_adapter
 from tidemill_gpuworker.lora.layers import AdaptableLayers, LoadedAdapter
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.output_processor import OutputProcessor
-from tidemill_gpuworker.sampler import Sampler
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.sampling.sampler import Sampler
 from tidemill_gpuworker.speculation.config import SpeculativeConfig
 from tidemill_gpuworker.speculation.drafter import Drafter
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_plan import StepPlan
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_plan import StepPlan
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 from tidemill_gpuworker.structured_output.compiler import grammar_compiler
 
 MAX_MODEL_LEN = 128

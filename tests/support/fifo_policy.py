@@ -4,7 +4,7 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.placement import Dispatch
 
 

@@ -10,12 +10,12 @@ import transformers
 
 from tidemill.protocol.prefix import lora_keys
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker.block_manager import BlockManager
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.lora.layers import LoadedAdapter
-from tidemill_gpuworker.model_runner import ModelRunner
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 _MAX_PADDING = 32
 

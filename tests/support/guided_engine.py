@@ -8,15 +8,15 @@ import torch
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.structured import StructuredOutput
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine, Runner, StepOutput
-from tidemill_gpuworker.output_processor import OutputProcessor
-from tidemill_gpuworker.sampler import Sampler
-from tidemill_gpuworker.sequence import Sequence as TokenSequence
+from tidemill_gpuworker.engine.engine import Engine, Runner, StepOutput
+from tidemill_gpuworker.engine.output_processor import OutputProcessor
+from tidemill_gpuworker.engine.sequence import Sequence as TokenSequence
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.sampling.sampler import Sampler
 from tidemill_gpuworker.speculation.drafter import Drafter
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_plan import StepPlan
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_plan import StepPlan
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 from tidemill_gpuworker.structured_output.compiler import GrammarCompiler
 
 MAX_MODEL_LEN = 2048

@@ -8,7 +8,7 @@ from support.worker_rig import PacedRunner, Rig, make_tokenizer_files
 from tidemill.service.redis import connect
 from tidemill.service.runtime import Drain
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker.step_plan import StepPlan
+from tidemill_gpuworker.steps.step_plan import StepPlan
 
 #: The token that hangs a step, and the one that hangs the engine when the prompt is added.
 HANGS = 666

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tidemill.service.config import load_config
-from tidemill_gpuworker import demo_wheel
-from tidemill_gpuworker.demo_wheel import sha256_of
+from tidemill_gpuworker.demo import demo_wheel
+from tidemill_gpuworker.demo.demo_wheel import sha256_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 from tidemill.protocol.errors import ModelNotFound
 from tidemill.service.config import load_config
-from tidemill_gpuworker import demo_model
+from tidemill_gpuworker.demo import demo_model
 
 
 @pytest.fixture(scope="session")

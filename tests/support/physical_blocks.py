@@ -7,9 +7,9 @@ hashes, no reference counts, no order of reuse.
 
 from dataclasses import dataclass, field
 
-from tidemill_gpuworker.block_copies import BlockCopies
-from tidemill_gpuworker.places import NO_BLOCK
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory.block_copies import BlockCopies
+from tidemill_gpuworker.memory.places import NO_BLOCK
 
 History = tuple[str | int, ...]
 Cells = list[History | None]

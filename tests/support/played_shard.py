@@ -13,7 +13,7 @@ from tidemill.protocol.messages import (
     WorkerStatus,
 )
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.placement import Dispatch
 from tidemill_scheduler.policy.scheduler import Scheduler
 

@@ -5,7 +5,7 @@ from itertools import groupby
 
 from support.waiting_jobs import make_job
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.prefix_order import PrefixOrder
 
 TOKENS = 64

@@ -5,7 +5,7 @@ from hashlib import blake2b
 from itertools import count
 
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 
 _numbers = count(1)
 

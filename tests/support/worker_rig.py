@@ -31,16 +31,16 @@ from tidemill.protocol.sampling import SamplingParams
 from tidemill.service.runtime import Drain
 from tidemill.service.tokenizer import Tokenizer
 from tidemill.service.tokenizer_files import TokenizerFiles
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.outbox import PublishPolicy
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.served_model import ServedModel
-from tidemill_gpuworker.step_config import StepConfig
-from tidemill_gpuworker.step_plan import StepPlan
-from tidemill_gpuworker.step_scheduler import StepScheduler
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.engine.served_model import ServedModel
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.shell.outbox import PublishPolicy
+from tidemill_gpuworker.shell.worker_process import ProcessConfig, WorkerProcess
+from tidemill_gpuworker.steps.step_config import StepConfig
+from tidemill_gpuworker.steps.step_plan import StepPlan
+from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 from tidemill_gpuworker.structured_output.compiler import GrammarCompiler
-from tidemill_gpuworker.worker_process import ProcessConfig, WorkerProcess
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 256

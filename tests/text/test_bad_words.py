@@ -5,7 +5,7 @@ import pytest
 from support.tiny_tokenizers import byte_level_tokenizer
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker.bad_words import tokenize_bad_words
+from tidemill_gpuworker.sampling.bad_words import tokenize_bad_words
 
 TOKENIZER = byte_level_tokenizer()
 

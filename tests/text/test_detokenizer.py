@@ -17,7 +17,7 @@ from support.tiny_tokenizers import (
 )
 from tidemill.service.tokenizer import Tokenizer
 from tidemill.service.tokenizer_files import TokenizerFiles
-from tidemill_gpuworker.detokenizer import Detokenizer
+from tidemill_gpuworker.engine.detokenizer import Detokenizer
 
 
 def id_of(tokenizer: Tokenizer, word: str) -> int:

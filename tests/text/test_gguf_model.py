@@ -14,11 +14,12 @@ from support.tiny_gguf import write_tiny_gguf
 from support.wait import wait_until
 from tidemill.protocol.errors import ConfigError, DamagedModel, ModelError
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker import demo_wheel, gguf_model
-from tidemill_gpuworker.demo_progress import SilentReport
-from tidemill_gpuworker.gguf_model import gguf_model_dir
-from tidemill_gpuworker.model_finder import find_model_dir
-from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.demo import demo_wheel
+from tidemill_gpuworker.demo.demo_progress import SilentReport
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.loading import gguf_model
+from tidemill_gpuworker.loading.gguf_model import gguf_model_dir
+from tidemill_gpuworker.loading.model_finder import find_model_dir
 
 
 class Conversion:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tidemill.protocol.errors import NoTokenLeft
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker.logit_edits import unpack_mask
-from tidemill_gpuworker.sampler import LogprobsMode, Sampler
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.token_counts import TokenCounts
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.sampling.logit_edits import unpack_mask
+from tidemill_gpuworker.sampling.sampler import LogprobsMode, Sampler
+from tidemill_gpuworker.sampling.token_counts import TokenCounts
 
 VOCAB = 100
 EOS = 5

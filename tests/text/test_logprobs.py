@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tidemill.protocol.codec import decode, encode
 from tidemill.protocol.logprobs import LEAST_LOGPROB, TokenLogprobs
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker.logprobs import Wanted, read_logprobs
-from tidemill_gpuworker.sampled_token import SampledToken
-from tidemill_gpuworker.sampler import LogprobsMode, Sampler
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.sampling.logprobs import Wanted, read_logprobs
+from tidemill_gpuworker.sampling.sampled_token import SampledToken
+from tidemill_gpuworker.sampling.sampler import LogprobsMode, Sampler
 
 VOCAB = 64
 

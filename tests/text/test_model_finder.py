@@ -13,9 +13,9 @@ from support.golden_models import make_golden_model, save_golden_model
 from tidemill.cli.model import find_model
 from tidemill.protocol.errors import ModelNotFound
 from tidemill.service.model_name import HubName, default_served_name, parse_hub_name
-from tidemill_gpuworker.demo_progress import SilentReport
-from tidemill_gpuworker.model_finder import find_model_dir
-from tidemill_gpuworker.model_runner import ModelRunner
+from tidemill_gpuworker.demo.demo_progress import SilentReport
+from tidemill_gpuworker.engine.model_runner import ModelRunner
+from tidemill_gpuworker.loading.model_finder import find_model_dir
 
 WANTED = {
     *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"),
@@ -47,7 +47,8 @@ class Finder:
     def run(self, model: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
         settings = {"HF_HOME": str(self._home), "HF_ENDPOINT": self.endpoint, **environment}
-        command = [sys.executable, "-m", "tidemill_gpuworker.model_finder", model, "--quiet"]
+        program = "tidemill_gpuworker.loading.model_finder"
+        command = [sys.executable, "-m", program, model, "--quiet"]
         return subprocess.run(
             [*command, "--cache-dir", str(self._home / "tidemill")],
             env=inherited | settings,

@@ -12,8 +12,8 @@ from support.tiny_tokenizers import SPECIAL, byte_level_tokenizer, sentencepiece
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import FinishReason
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker.output_processor import Output, OutputProcessor
-from tidemill_gpuworker.stop_checker import Finish
+from tidemill_gpuworker.engine.output_processor import Output, OutputProcessor
+from tidemill_gpuworker.engine.stop_checker import Finish
 
 BYTES = byte_level_tokenizer()
 PIECES = sentencepiece_tokenizer()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.protocol.sampling import RepetitionDetection
-from tidemill_gpuworker.repetition import RepetitionDetector
+from tidemill_gpuworker.engine.repetition import RepetitionDetector
 
 
 def repeats(ids: list[int], params: RepetitionDetection) -> bool:

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker import sampling_filters
-from tidemill_gpuworker.sampler import Sampler
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.sampling import sampling_filters
+from tidemill_gpuworker.sampling.sampler import Sampler
 from tidemill_kernels.backend import select_backend
 
 Floats = npt.NDArray[np.float64]

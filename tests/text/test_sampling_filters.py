@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker.sampler import Sampler
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.sampling.sampler import Sampler
 
 VOCAB = 1000
 ROWS = 12

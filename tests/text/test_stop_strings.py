@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill_gpuworker.stop_checker import Released, StopStrings
+from tidemill_gpuworker.engine.stop_checker import Released, StopStrings
 
 stop_lists = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4)
 texts = st.text("abc", max_size=30)

@@ -19,8 +19,8 @@ from tidemill.protocol.errors import BrokerUnavailable
 from tidemill.protocol.functions import ensure_library
 from tidemill.service.embedded_broker import EmbeddedBroker
 from tidemill.service.redis import connect
-from tidemill_gpuworker.outbox import PublishPolicy
-from tidemill_gpuworker.registration import Registration
+from tidemill_gpuworker.shell.outbox import PublishPolicy
+from tidemill_gpuworker.shell.registration import Registration
 
 MAX_UNPUBLISHED = 10
 

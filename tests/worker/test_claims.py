@@ -11,11 +11,11 @@ from support.worker_rig import make_card, make_request, make_tokenizer, submit
 from tidemill.protocol.messages import CommandKind
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.service.prompt import extra_keys
-from tidemill_gpuworker import claims
-from tidemill_gpuworker.claims import Claim, ClaimLoader, Refusal, seed_of
-from tidemill_gpuworker.commands import Command
-from tidemill_gpuworker.failures import Failure
-from tidemill_gpuworker.work_clock import WorkClock
+from tidemill_gpuworker.shell import claims
+from tidemill_gpuworker.shell.claims import Claim, ClaimLoader, Refusal, seed_of
+from tidemill_gpuworker.shell.commands import Command
+from tidemill_gpuworker.shell.failures import Failure
+from tidemill_gpuworker.shell.work_clock import WorkClock
 
 pytestmark = pytest.mark.leaks_keys
 

@@ -10,7 +10,7 @@ from tidemill.protocol import calls
 from tidemill.protocol.codec import pack
 from tidemill.protocol.functions import run
 from tidemill.protocol.messages import CommandKind
-from tidemill_gpuworker.commands import Command, CommandReader, parse_command
+from tidemill_gpuworker.shell.commands import Command, CommandReader, parse_command
 
 STREAM = KEYS.commands("wkr_a")
 

@@ -11,7 +11,7 @@ from tidemill.protocol.errors import (
     UnknownModel,
     UnsupportedVersion,
 )
-from tidemill_gpuworker.failures import Failure, failure_of
+from tidemill_gpuworker.shell.failures import Failure, failure_of
 
 
 @pytest.mark.parametrize(

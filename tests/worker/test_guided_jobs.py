@@ -17,9 +17,9 @@ from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import JobState
 from tidemill.protocol.structured import StructuredOutput
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker.claims import seed_of
-from tidemill_gpuworker.engine import Engine
-from tidemill_gpuworker.step_plan import StepPlan
+from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.shell.claims import seed_of
+from tidemill_gpuworker.steps.step_plan import StepPlan
 from tidemill_gpuworker.structured_output.compiler import grammar_compiler
 
 TOKENIZER = byte_level_tokenizer()

@@ -16,10 +16,10 @@ from support.worker_rig import Rig, make_request, state_of, submit
 from tidemill.protocol.calls import JobRef
 from tidemill.protocol.codec import WIRE_VERSION
 from tidemill.protocol.messages import GenerateRequest, ModelCard, WorkerInfo
-from tidemill_gpuworker.heartbeat import HUNG_STATUS, Heartbeat
-from tidemill_gpuworker.jobs import Job, JobTable
-from tidemill_gpuworker.registration import Registration
-from tidemill_gpuworker.work_clock import WorkClock
+from tidemill_gpuworker.shell.heartbeat import HUNG_STATUS, Heartbeat
+from tidemill_gpuworker.shell.jobs import Job, JobTable
+from tidemill_gpuworker.shell.registration import Registration
+from tidemill_gpuworker.shell.work_clock import WorkClock
 
 INFO = WorkerInfo(
     worker_id="wkr_a",

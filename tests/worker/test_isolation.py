@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill_gpuworker.isolation import Isolation
+from tidemill_gpuworker.shell.isolation import Isolation
 
 
 class Simulation:

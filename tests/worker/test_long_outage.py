@@ -21,8 +21,8 @@ from support.worker_rig import Rig, make_request, state_of, submit
 from tidemill.protocol.functions import ensure_library
 from tidemill.service.embedded_broker import EmbeddedBroker
 from tidemill.service.redis import connect
-from tidemill_gpuworker.backoff import Backoff
-from tidemill_gpuworker.worker_process import ProcessConfig
+from tidemill_gpuworker.shell.backoff import Backoff
+from tidemill_gpuworker.shell.worker_process import ProcessConfig
 
 pytestmark = pytest.mark.slow
 

@@ -11,12 +11,12 @@ from support.worker_rig import Rig, make_request, state_of
 from tidemill.protocol.calls import JobRef
 from tidemill.protocol.codec import decode
 from tidemill.protocol.messages import WorkerStatus
-from tidemill_gpuworker.alarm import NEVER, Alarm
-from tidemill_gpuworker.jobs import Job, JobTable
-from tidemill_gpuworker.outbound import Lane, Outbound
-from tidemill_gpuworker.publisher import Publisher
-from tidemill_gpuworker.releaser import Releaser
-from tidemill_gpuworker.status import StatusReporter
+from tidemill_gpuworker.shell.alarm import NEVER, Alarm
+from tidemill_gpuworker.shell.jobs import Job, JobTable
+from tidemill_gpuworker.shell.outbound import Lane, Outbound
+from tidemill_gpuworker.shell.publisher import Publisher
+from tidemill_gpuworker.shell.releaser import Releaser
+from tidemill_gpuworker.shell.status import StatusReporter
 
 
 class Work:

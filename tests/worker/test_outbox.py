@@ -7,9 +7,9 @@ import redis
 from tidemill.protocol.calls import JobRef, Written
 from tidemill.protocol.errors import QueueFull
 from tidemill.protocol.messages import JobEnd, TokenChunk
-from tidemill_gpuworker.alarm import NEVER
-from tidemill_gpuworker.jobs import Job
-from tidemill_gpuworker.outbox import MAX_CHUNK_TOKENS, Outbox, PublishPolicy, Update
+from tidemill_gpuworker.shell.alarm import NEVER
+from tidemill_gpuworker.shell.jobs import Job
+from tidemill_gpuworker.shell.outbox import MAX_CHUNK_TOKENS, Outbox, PublishPolicy, Update
 
 ACCEPTED = Written(accepted=True, owned=True)
 LOST = Written(accepted=False, owned=False, state="run")

@@ -11,10 +11,10 @@ from support.shard import KEYS, read_log
 from support.worker_rig import result_of, state_of
 from tidemill.protocol.calls import JobRef
 from tidemill.protocol.messages import JobEnd, TokenChunk
-from tidemill_gpuworker.alarm import Alarm
-from tidemill_gpuworker.jobs import Job, JobTable
-from tidemill_gpuworker.outbox import PublishPolicy, Update
-from tidemill_gpuworker.publisher import Publisher
+from tidemill_gpuworker.shell.alarm import Alarm
+from tidemill_gpuworker.shell.jobs import Job, JobTable
+from tidemill_gpuworker.shell.outbox import PublishPolicy, Update
+from tidemill_gpuworker.shell.publisher import Publisher
 
 END = JobEnd(state="done", finish_reason="stop")
 POLICY = PublishPolicy(max_unpublished_tokens=4)

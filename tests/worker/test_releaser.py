@@ -14,11 +14,11 @@ from tidemill.protocol import calls
 from tidemill.protocol.calls import RetryPause
 from tidemill.protocol.functions import run
 from tidemill.protocol.messages import DEFAULT_RETRIES
-from tidemill_gpuworker.alarm import Alarm
-from tidemill_gpuworker.jobs import Job, JobTable
-from tidemill_gpuworker.outbox import Update
-from tidemill_gpuworker.publisher import Publisher
-from tidemill_gpuworker.releaser import Releaser
+from tidemill_gpuworker.shell.alarm import Alarm
+from tidemill_gpuworker.shell.jobs import Job, JobTable
+from tidemill_gpuworker.shell.outbox import Update
+from tidemill_gpuworker.shell.publisher import Publisher
+from tidemill_gpuworker.shell.releaser import Releaser
 
 PAUSE = RetryPause(base_ms=10_000, cap_ms=25_000)
 

@@ -15,10 +15,10 @@ from tidemill.protocol.codec import MAX_RESULT_BYTES, decode
 from tidemill.protocol.functions import run
 from tidemill.protocol.messages import FinishedSequence, KvEvents, KvSnapshot, WorkerStatus
 from tidemill.protocol.prefix import hash_blocks, routing_key, salt_keys
-from tidemill_gpuworker.alarm import Alarm
-from tidemill_gpuworker.block_manager import BlockManager
-from tidemill_gpuworker.cache_news import ENTRIES_PER_SNAPSHOT, CacheNews, CacheObserver
-from tidemill_gpuworker.status import StatusReporter
+from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.shell.alarm import Alarm
+from tidemill_gpuworker.shell.cache_news import ENTRIES_PER_SNAPSHOT, CacheNews, CacheObserver
+from tidemill_gpuworker.shell.status import StatusReporter
 
 pytestmark = pytest.mark.leaks_keys
 

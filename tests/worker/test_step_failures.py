@@ -11,8 +11,8 @@ from support.worker_rig import GARBLED, Rig, make_request, state_of, submit
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import EngineFailed, NoTokenLeft
 from tidemill.protocol.messages import JobEnd
-from tidemill_gpuworker.sampled_token import SampledToken
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.sampling.sampled_token import SampledToken
 
 POISON = 666
 

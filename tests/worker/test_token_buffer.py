@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tidemill.protocol.codec import MAX_MESSAGE_BYTES, encode
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import JobEnd, TokenChunk
-from tidemill_gpuworker.scored_prompt import ScoredPrompt
-from tidemill_gpuworker.token_buffer import TokenBuffer
+from tidemill_gpuworker.engine.scored_prompt import ScoredPrompt
+from tidemill_gpuworker.shell.token_buffer import TokenBuffer
 
 END = JobEnd(state="done", finish_reason="stop")
 

@@ -8,9 +8,9 @@ import pytest
 
 from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import load_config
-from tidemill_gpuworker.command_line import parse_config
-from tidemill_gpuworker.vllm_flags import FLAGS, Noted, Refused, translate
-from tidemill_gpuworker.worker_options import make_parser
+from tidemill_gpuworker.options.command_line import parse_config
+from tidemill_gpuworker.options.vllm_flags import FLAGS, Noted, Refused, translate
+from tidemill_gpuworker.options.worker_options import make_parser
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "engine.md"
 BASE = ("--model", "m", "--redis-url", "redis://h")

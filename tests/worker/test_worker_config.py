@@ -10,7 +10,7 @@ from tidemill.protocol.calls import RetryPause
 from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import ServiceConfig, load_config
 from tidemill_gpuworker.__main__ import process_config
-from tidemill_gpuworker.command_line import parse_config
+from tidemill_gpuworker.options.command_line import parse_config
 
 URL = "redis://127.0.0.1:1/0"
 
@@ -133,7 +133,7 @@ def test_a_worker_without_a_broker_is_told_how_to_name_it() -> None:
 def test_what_decides_which_sequences_run_does_not_load_torch() -> None:
     # Tests and simulations start it in many processes.
     code = (
-        "import sys, tidemill_gpuworker.engine, tidemill_gpuworker.worker_process\n"
+        "import sys, tidemill_gpuworker.engine.engine, tidemill_gpuworker.shell.worker_process\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -11,8 +11,8 @@ from support import shard
 from support.wait import wait_until
 from support.worker_rig import Rig, make_request
 from tidemill.protocol.calls import Written
-from tidemill_gpuworker.inbox import Cancelled
-from tidemill_gpuworker.outbox import Write
+from tidemill_gpuworker.shell.inbox import Cancelled
+from tidemill_gpuworker.shell.outbox import Write
 
 UNITS = (
     "_total",

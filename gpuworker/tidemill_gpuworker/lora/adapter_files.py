@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tidemill.protocol.errors import DamagedModel, ModelNotFound, UnsafeModel, UnsupportedModel
-from tidemill_gpuworker.safetensors_file import SafetensorsFile
+from tidemill_gpuworker.loading.safetensors_file import SafetensorsFile
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"

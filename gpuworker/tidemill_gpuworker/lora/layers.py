@@ -12,9 +12,9 @@ import torch
 from torch.nn import functional
 
 from tidemill.protocol.errors import DamagedModel, UnsupportedModel
-from tidemill_gpuworker.linear import Linear
 from tidemill_gpuworker.lora.adapter_files import AdapterFiles
-from tidemill_gpuworker.step_plan import ScheduledSequence
+from tidemill_gpuworker.models.linear import Linear
+from tidemill_gpuworker.steps.step_plan import ScheduledSequence
 
 #: Experts see the tokens that were routed to them, in an order of their own.
 _EXPERTS = ".experts."

@@ -4,19 +4,19 @@ from dataclasses import dataclass
 
 import torch
 
-from tidemill_gpuworker.inputs import StepInputs
-from tidemill_gpuworker.kv_cache import LayerCache
-from tidemill_gpuworker.layer_config import LayerConfig
-from tidemill_gpuworker.linear import Linear
-from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_config import ModelConfig
-from tidemill_gpuworker.model_families import FAMILIES
+from tidemill_gpuworker.engine.inputs import StepInputs
+from tidemill_gpuworker.loading.layer_config import LayerConfig
+from tidemill_gpuworker.loading.loader import Checkpoint
+from tidemill_gpuworker.loading.model_config import ModelConfig
+from tidemill_gpuworker.loading.model_families import FAMILIES
+from tidemill_gpuworker.memory.kv_cache import LayerCache
+from tidemill_gpuworker.models.linear import Linear
 from tidemill_gpuworker.models.norms import Norm, load_norm
+from tidemill_gpuworker.models.rope import RopeConfig
 from tidemill_gpuworker.models.rotary import Rotation
 from tidemill_gpuworker.parallel.collectives import Collectives
 from tidemill_gpuworker.parallel.shard import Section
 from tidemill_gpuworker.parallel.split_linear import load_columns, load_rows
-from tidemill_gpuworker.rope import RopeConfig
 from tidemill_kernels import AttentionBackend
 
 

@@ -2,12 +2,12 @@
 
 import torch
 
-from tidemill_gpuworker.inputs import StepInputs
-from tidemill_gpuworker.kv_cache import KVCache, LayerCache
-from tidemill_gpuworker.layer_config import LayerConfig
-from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_config import ModelConfig
-from tidemill_gpuworker.model_families import FAMILIES
+from tidemill_gpuworker.engine.inputs import StepInputs
+from tidemill_gpuworker.loading.layer_config import LayerConfig
+from tidemill_gpuworker.loading.loader import Checkpoint
+from tidemill_gpuworker.loading.model_config import ModelConfig
+from tidemill_gpuworker.loading.model_families import FAMILIES
+from tidemill_gpuworker.memory.kv_cache import KVCache, LayerCache
 from tidemill_gpuworker.models.attention import Attention, StepContext
 from tidemill_gpuworker.models.ends import Embedding, Head, splits_vocabulary
 from tidemill_gpuworker.models.mlp import FeedForward, load_mlp

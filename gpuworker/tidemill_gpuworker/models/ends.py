@@ -3,9 +3,9 @@
 import torch
 from torch.nn import functional
 
-from tidemill_gpuworker.linear import make_linear
-from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_config import ModelConfig
+from tidemill_gpuworker.loading.loader import Checkpoint
+from tidemill_gpuworker.loading.model_config import ModelConfig
+from tidemill_gpuworker.models.linear import make_linear
 from tidemill_gpuworker.models.norms import load_norm
 from tidemill_gpuworker.parallel.collectives import Collectives
 from tidemill_gpuworker.parallel.shard import Section

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from tidemill_gpuworker.layer_config import MoeConfig
-from tidemill_gpuworker.linear import make_linear
-from tidemill_gpuworker.linear_loader import load_linear
-from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_config import ModelConfig
-from tidemill_gpuworker.model_families import FAMILIES
-from tidemill_gpuworker.model_family import Experts
+from tidemill_gpuworker.loading.layer_config import MoeConfig
+from tidemill_gpuworker.loading.linear_loader import load_linear
+from tidemill_gpuworker.loading.loader import Checkpoint
+from tidemill_gpuworker.loading.model_config import ModelConfig
+from tidemill_gpuworker.loading.model_families import FAMILIES
+from tidemill_gpuworker.loading.model_family import Experts
+from tidemill_gpuworker.models.linear import make_linear
 from tidemill_gpuworker.models.mlp import FeedForward, GatedMLP
 from tidemill_gpuworker.parallel.shard import WHOLE, Section, Shard
 

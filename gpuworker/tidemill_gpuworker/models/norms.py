@@ -6,9 +6,9 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_config import ModelConfig
-from tidemill_gpuworker.model_families import FAMILIES
+from tidemill_gpuworker.loading.loader import Checkpoint
+from tidemill_gpuworker.loading.model_config import ModelConfig
+from tidemill_gpuworker.loading.model_families import FAMILIES
 
 
 class Norm(Protocol):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tidemill_gpuworker.rope import RopeConfig
+from tidemill_gpuworker.models.rope import RopeConfig
 
 
 class RotaryEmbedding:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from tidemill.protocol.errors import TidemillError
-from tidemill_gpuworker.block_copier import BlockCopier
-from tidemill_gpuworker.kv_cache import KVCache, make_kv_cache
-from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_choice import LoadOptions, NativeSource
-from tidemill_gpuworker.model_config import ModelConfig
+from tidemill_gpuworker.loading.loader import Checkpoint
+from tidemill_gpuworker.loading.model_choice import LoadOptions, NativeSource
+from tidemill_gpuworker.loading.model_config import ModelConfig
+from tidemill_gpuworker.memory.block_copier import BlockCopier
+from tidemill_gpuworker.memory.kv_cache import KVCache, make_kv_cache
 from tidemill_gpuworker.models.decoder import Decoder
 from tidemill_gpuworker.parallel import orders
 from tidemill_gpuworker.parallel.channel import Channel

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import torch
 
-from tidemill_gpuworker.block_copies import BlockCopies
-from tidemill_gpuworker.inputs import StepInputs
+from tidemill_gpuworker.engine.inputs import StepInputs
+from tidemill_gpuworker.memory.block_copies import BlockCopies
 from tidemill_gpuworker.parallel.collectives import NO_COLLECTIVES, Collectives
 from tidemill_gpuworker.parallel.shard import EVERYTHING, Place
 

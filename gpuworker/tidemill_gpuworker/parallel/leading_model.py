@@ -2,11 +2,11 @@
 
 import torch
 
-from tidemill_gpuworker.block_copier import BlockCopier
-from tidemill_gpuworker.block_copies import BlockCopies
-from tidemill_gpuworker.inputs import StepInputs
-from tidemill_gpuworker.kv_cache import KVCache
-from tidemill_gpuworker.model_choice import Model
+from tidemill_gpuworker.engine.inputs import StepInputs
+from tidemill_gpuworker.loading.model_choice import Model
+from tidemill_gpuworker.memory.block_copier import BlockCopier
+from tidemill_gpuworker.memory.block_copies import BlockCopies
+from tidemill_gpuworker.memory.kv_cache import KVCache
 from tidemill_gpuworker.models.decoder import Decoder
 from tidemill_gpuworker.parallel.followers import Followers
 from tidemill_kernels import AttentionBackend

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tidemill_gpuworker.block_copies import BlockCopies, BlockCopy
-from tidemill_gpuworker.inputs import StepInputs
+from tidemill_gpuworker.engine.inputs import StepInputs
+from tidemill_gpuworker.memory.block_copies import BlockCopies, BlockCopy
 from tidemill_kernels import AttentionMetadata
 
 JOIN, LOAD, CACHE, COPY, STEP, LOGITS = "join", "load", "cache", "copy", "step", "logits"

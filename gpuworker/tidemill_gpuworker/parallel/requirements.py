@@ -1,8 +1,8 @@
 """Refuses what does not run on several ranks, before any is started."""
 
 from tidemill.protocol.errors import UnsupportedModel
-from tidemill_gpuworker.loader import Quantization
-from tidemill_gpuworker.model_choice import ModelSource, NativeSource
+from tidemill_gpuworker.loading.loader import Quantization
+from tidemill_gpuworker.loading.model_choice import ModelSource, NativeSource
 from tidemill_gpuworker.parallel.shard import Place
 from tidemill_gpuworker.parallel.split_config import check_split
 

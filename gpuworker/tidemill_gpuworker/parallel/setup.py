@@ -3,8 +3,8 @@
 import torch
 
 from tidemill.protocol.errors import ConfigError
+from tidemill_gpuworker.options.worker_config import WorkerConfig
 from tidemill_gpuworker.parallel.team import Team
-from tidemill_gpuworker.worker_config import WorkerConfig
 
 # Of the time after which a step counts as hung: what waits for a rank ends before that.
 _WAIT_SHARE = 0.75

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from tidemill.protocol.errors import ConfigError, UnsupportedModel
-from tidemill_gpuworker.layer_config import MoeConfig
-from tidemill_gpuworker.model_config import ModelConfig
-from tidemill_gpuworker.model_families import FAMILIES
+from tidemill_gpuworker.loading.layer_config import MoeConfig
+from tidemill_gpuworker.loading.model_config import ModelConfig
+from tidemill_gpuworker.loading.model_families import FAMILIES
 from tidemill_gpuworker.parallel.shard import Place, Shard
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from tidemill_gpuworker.linear import Linear, make_linear
-from tidemill_gpuworker.linear_loader import load_linear
-from tidemill_gpuworker.loader import Checkpoint
+from tidemill_gpuworker.loading.linear_loader import load_linear
+from tidemill_gpuworker.loading.loader import Checkpoint
+from tidemill_gpuworker.models.linear import Linear, make_linear
 from tidemill_gpuworker.parallel.shard import Section, Shard
 
 

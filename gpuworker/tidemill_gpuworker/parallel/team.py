@@ -16,8 +16,8 @@ from typing import Self
 import torch
 
 from tidemill.protocol.errors import EngineFailed
-from tidemill_gpuworker.block_copies import BlockCopies
-from tidemill_gpuworker.inputs import StepInputs
+from tidemill_gpuworker.engine.inputs import StepInputs
+from tidemill_gpuworker.memory.block_copies import BlockCopies
 from tidemill_gpuworker.parallel import orders
 from tidemill_gpuworker.parallel.channel import Channel
 from tidemill_gpuworker.parallel.collectives import NO_COLLECTIVES, Collectives, ProcessGroup

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from tidemill.protocol.errors import DamagedModel, UnsupportedModel
 from tidemill.service.job_inputs import EncoderInput
-from tidemill_gpuworker.config_fields import read_config
-from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_task import Task, architecture_of, refuse_own_code
+from tidemill_gpuworker.loading.config_fields import read_config
+from tidemill_gpuworker.loading.loader import Checkpoint
+from tidemill_gpuworker.loading.model_task import Task, architecture_of, refuse_own_code
 from tidemill_gpuworker.pooling.recipe import Pooling, read_recipe
 
 #: Parts of a model that pooling does not use, and that a checkpoint may lack.

@@ -10,13 +10,13 @@ import torch
 from tidemill.protocol.outcomes import Outcome
 from tidemill.protocol.step_cost import StepFeatures
 from tidemill.service.job_inputs import EncoderInput
-from tidemill_gpuworker.cost_learner import CostLearner
-from tidemill_gpuworker.engine import EngineFigures
-from tidemill_gpuworker.no_cache import PlainQueue
+from tidemill_gpuworker.engine.engine import EngineFigures
+from tidemill_gpuworker.engine.sequence import PriorityClass
+from tidemill_gpuworker.memory.no_cache import PlainQueue
 from tidemill_gpuworker.pooling.batches import buckets, take
 from tidemill_gpuworker.pooling.job import PoolingJob
-from tidemill_gpuworker.sequence import PriorityClass
-from tidemill_gpuworker.step_features import prefill_pairs
+from tidemill_gpuworker.shell.cost_learner import CostLearner
+from tidemill_gpuworker.steps.step_features import prefill_pairs
 
 
 class Encoder(Protocol):

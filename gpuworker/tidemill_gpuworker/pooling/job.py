@@ -8,7 +8,7 @@ import torch
 from tidemill.protocol.outcomes import Outcome, Vectors
 from tidemill.protocol.requests import EmbedRequest, ScoreRequest
 from tidemill.service.job_inputs import EncoderInput
-from tidemill_gpuworker.sequence import PriorityClass
+from tidemill_gpuworker.engine.sequence import PriorityClass
 
 
 @dataclass(slots=True, eq=False)

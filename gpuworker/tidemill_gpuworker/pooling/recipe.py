@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tidemill.protocol.errors import DamagedModel, UnsupportedModel
-from tidemill_gpuworker.model_task import MODULES_NAME
+from tidemill_gpuworker.loading.model_task import MODULES_NAME
 
 Pooling = Literal["mean", "cls", "last"]
 

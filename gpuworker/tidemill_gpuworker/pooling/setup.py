@@ -12,14 +12,14 @@ from tidemill.protocol.ids import new_worker_id
 from tidemill.protocol.messages import ModelCard, WorkerInfo
 from tidemill.protocol.step_cost import StepFeatures
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker.model_runner import DTYPES, parse_device
-from tidemill_gpuworker.model_task import Task
-from tidemill_gpuworker.no_cache import NUM_BLOCKS
+from tidemill_gpuworker.engine.model_runner import DTYPES, parse_device
+from tidemill_gpuworker.engine.served_model import ServedModel
+from tidemill_gpuworker.loading.model_task import Task
+from tidemill_gpuworker.memory.no_cache import NUM_BLOCKS
+from tidemill_gpuworker.options.worker_config import WorkerConfig
 from tidemill_gpuworker.pooling.encoder import TextEncoder
 from tidemill_gpuworker.pooling.engine import PoolingEngine
 from tidemill_gpuworker.pooling.work import PoolingWork
-from tidemill_gpuworker.served_model import ServedModel
-from tidemill_gpuworker.worker_config import WorkerConfig
 
 _CPU_STEP_TOKENS = 4096
 _GPU_STEP_TOKENS = 32_768

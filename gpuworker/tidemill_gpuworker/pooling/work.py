@@ -7,10 +7,10 @@ from tidemill.protocol.outcomes import Outcome
 from tidemill.protocol.requests import EmbedRequest, Request, ScoreRequest
 from tidemill.service.job_inputs import EncoderInput, encoder_inputs
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker.kind_work import KindClaim
-from tidemill_gpuworker.outbox import Generated
 from tidemill_gpuworker.pooling.encoder import Activation
 from tidemill_gpuworker.pooling.job import PoolingJob, cosine_finish, embed_finish, score_finish
+from tidemill_gpuworker.shell.kind_work import KindClaim
+from tidemill_gpuworker.shell.outbox import Generated
 
 
 class PoolingWork:

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from tidemill.protocol.errors import UnsupportedModel
-from tidemill_gpuworker.config_fields import ConfigFields
+from tidemill_gpuworker.loading.config_fields import ConfigFields
 from tidemill_gpuworker.quantization.formats.float4 import Float4Format
 from tidemill_gpuworker.quantization.formats.fp8 import Fp8Format
 from tidemill_gpuworker.quantization.formats.int8 import Int8Format

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.protocol.errors import UnsupportedModel
-from tidemill_gpuworker.config_fields import ConfigFields
+from tidemill_gpuworker.loading.config_fields import ConfigFields
 from tidemill_gpuworker.quantization.compressed_tensors import read_compressed_tensors
 from tidemill_gpuworker.quantization.formats.awq import AwqFormat
 from tidemill_gpuworker.quantization.formats.float4 import BitsAndBytes4Format

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from tidemill_gpuworker.linear import Linear
+from tidemill_gpuworker.models.linear import Linear
 from tidemill_gpuworker.quantization.stored_layer import QuantizedWeight
 from tidemill_kernels import packed_weight
 from tidemill_kernels.packed_weight import CodeKind, PackedWeight, row_blocks, unpack_nibbles

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tidemill.protocol.errors import ConfigError
-from tidemill_gpuworker.config_fields import read_config
+from tidemill_gpuworker.loading.config_fields import read_config
 from tidemill_gpuworker.quantization.config_reader import read_scheme
 from tidemill_gpuworker.quantization.on_the_fly import ON_THE_FLY, OnTheFly
 from tidemill_gpuworker.quantization.scheme import QuantScheme

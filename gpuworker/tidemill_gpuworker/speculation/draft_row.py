@@ -6,14 +6,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker.guide import Guide, TokenMask
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.sampling.guide import Guide, TokenMask
 
 if TYPE_CHECKING:
     # Slow to load, and not needed by what decides which sequences run.
     import torch
 
-    from tidemill_gpuworker.sampling_row import SamplingState
+    from tidemill_gpuworker.sampling.sampling_row import SamplingState
 
 
 @dataclass

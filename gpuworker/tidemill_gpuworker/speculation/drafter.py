@@ -1,6 +1,6 @@
 """Guesses the next tokens of sequences, as many as may be of use."""
 
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.speculation.config import SpeculativeConfig
 from tidemill_gpuworker.speculation.ngram import TokenHistory, propose
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidemill.protocol.errors import NoTokenLeft
-from tidemill_gpuworker.sampled_token import SampledToken
-from tidemill_gpuworker.sequence import Sequence
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.sampling.sampled_token import SampledToken
 from tidemill_gpuworker.speculation.draft_row import DraftRow
-from tidemill_gpuworker.step_plan import ScheduledSequence
+from tidemill_gpuworker.steps.step_plan import ScheduledSequence
 
 if TYPE_CHECKING:
     import torch

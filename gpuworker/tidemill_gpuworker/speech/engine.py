@@ -9,11 +9,11 @@ import torch
 from tidemill.protocol.outcomes import Outcome
 from tidemill.protocol.step_cost import StepFeatures
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker.cost_learner import CostLearner
-from tidemill_gpuworker.engine import EngineFigures
-from tidemill_gpuworker.no_cache import PlainQueue
+from tidemill_gpuworker.engine.engine import EngineFigures
+from tidemill_gpuworker.engine.sequence import PriorityClass
+from tidemill_gpuworker.memory.no_cache import PlainQueue
 from tidemill_gpuworker.pooling.engine import Done
-from tidemill_gpuworker.sequence import PriorityClass
+from tidemill_gpuworker.shell.cost_learner import CostLearner
 from tidemill_gpuworker.speech.job import SpeechJob
 from tidemill_gpuworker.speech.model import SpeechModel
 from tidemill_gpuworker.speech.scribe import Scribe

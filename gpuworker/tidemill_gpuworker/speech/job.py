@@ -7,7 +7,7 @@ import torch
 
 from tidemill.protocol.outcomes import Outcome, Segment, Transcript, Word
 from tidemill.protocol.requests import TranscribeRequest
-from tidemill_gpuworker.sequence import PriorityClass
+from tidemill_gpuworker.engine.sequence import PriorityClass
 from tidemill_gpuworker.speech.transcript import FRAMES_PER_SECOND, WINDOW_FRAMES, WindowText
 from tidemill_gpuworker.speech.vocabulary import Vocabulary
 

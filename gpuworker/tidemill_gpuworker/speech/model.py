@@ -16,9 +16,9 @@ import transformers
 from torch.nn import functional
 
 from tidemill.protocol.errors import DamagedModel
-from tidemill_gpuworker.config_fields import read_config
-from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_task import refuse_own_code
+from tidemill_gpuworker.loading.config_fields import read_config
+from tidemill_gpuworker.loading.loader import Checkpoint
+from tidemill_gpuworker.loading.model_task import refuse_own_code
 from tidemill_gpuworker.speech.audio import SAMPLE_RATE, Samples
 from tidemill_gpuworker.speech.transcript import WINDOW_FRAMES
 

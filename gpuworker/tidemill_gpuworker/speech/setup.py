@@ -8,13 +8,13 @@ from tidemill.protocol.messages import ModelCard
 from tidemill.protocol.step_cost import StepFeatures
 from tidemill.service.job_inputs import TOKENS_PER_WINDOW
 from tidemill.service.tokenizer import Tokenizer
+from tidemill_gpuworker.engine.served_model import ServedModel
+from tidemill_gpuworker.options.worker_config import WorkerConfig
 from tidemill_gpuworker.pooling.setup import choose_device, pooling_dtype, stateless_info
-from tidemill_gpuworker.served_model import ServedModel
 from tidemill_gpuworker.speech.engine import SpeechEngine
 from tidemill_gpuworker.speech.model import SpeechModel
 from tidemill_gpuworker.speech.vocabulary import read_vocabulary
 from tidemill_gpuworker.speech.work import SpeechWork
-from tidemill_gpuworker.worker_config import WorkerConfig
 
 
 def load_speech_model(config: WorkerConfig, on_step: Callable[[StepFeatures], None]) -> ServedModel:

@@ -5,8 +5,8 @@ import numpy as np
 from tidemill.protocol.messages import ModelCard
 from tidemill.protocol.requests import Request, TranscribeRequest
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker.kind_work import KindClaim
-from tidemill_gpuworker.outbox import Generated
+from tidemill_gpuworker.shell.kind_work import KindClaim
+from tidemill_gpuworker.shell.outbox import Generated
 from tidemill_gpuworker.speech.audio import SAMPLE_RATE, decode_audio
 from tidemill_gpuworker.speech.job import Audio, SpeechJob
 from tidemill_gpuworker.speech.model import SpeechModel

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from tidemill_gpuworker.inputs import StepInputs
-from tidemill_gpuworker.kv_cache import KVCache
+from tidemill_gpuworker.engine.inputs import StepInputs
+from tidemill_gpuworker.memory.kv_cache import KVCache
 from tidemill_kernels import AttentionBackend
 
 #: `transformers` makes no mask for a name that its registry of masks does not have.

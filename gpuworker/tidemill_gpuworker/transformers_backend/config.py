@@ -8,10 +8,10 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tidemill.protocol.errors import DamagedModel, UnsupportedModel
-from tidemill_gpuworker.config_fields import read_config
-from tidemill_gpuworker.layer_config import LayerConfig
-from tidemill_gpuworker.model_config import ModelConfig
-from tidemill_gpuworker.model_task import architecture_of, refuse_own_code
+from tidemill_gpuworker.loading.config_fields import read_config
+from tidemill_gpuworker.loading.layer_config import LayerConfig
+from tidemill_gpuworker.loading.model_config import ModelConfig
+from tidemill_gpuworker.loading.model_task import architecture_of, refuse_own_code
 from tidemill_gpuworker.transformers_backend.survey import NO_INTERFACE, Survey, Unsuited, survey
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}

@@ -7,8 +7,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from tidemill_gpuworker.inputs import StepInputs
-from tidemill_gpuworker.kv_cache import KVCache
+from tidemill_gpuworker.engine.inputs import StepInputs
+from tidemill_gpuworker.memory.kv_cache import KVCache
 from tidemill_gpuworker.transformers_backend.attention import (
     ATTENTION_NAME,
     PagedLayer,

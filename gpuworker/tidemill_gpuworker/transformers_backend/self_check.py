@@ -7,11 +7,11 @@ from transformers import PreTrainedModel
 
 from tidemill.protocol.errors import UnsupportedModel
 from tidemill.protocol.sampling import SamplingParams
-from tidemill_gpuworker.inputs import make_inputs
-from tidemill_gpuworker.kv_cache import make_kv_cache
-from tidemill_gpuworker.model_config import ModelConfig
-from tidemill_gpuworker.sequence import Sequence
-from tidemill_gpuworker.step_plan import ScheduledSequence, StepPlan
+from tidemill_gpuworker.engine.inputs import make_inputs
+from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.loading.model_config import ModelConfig
+from tidemill_gpuworker.memory.kv_cache import make_kv_cache
+from tidemill_gpuworker.steps.step_plan import ScheduledSequence, StepPlan
 from tidemill_gpuworker.transformers_backend.model import TransformersModel
 from tidemill_kernels import AttentionBackend
 

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from tidemill.protocol.errors import DamagedModel, UnsupportedModel
-from tidemill_gpuworker.loader import Checkpoint
-from tidemill_gpuworker.model_choice import LoadOptions
+from tidemill_gpuworker.loading.loader import Checkpoint
+from tidemill_gpuworker.loading.model_choice import LoadOptions
 from tidemill_gpuworker.transformers_backend.config import TransformersConfig
 from tidemill_gpuworker.transformers_backend.model import TransformersModel
 from tidemill_gpuworker.transformers_backend.self_check import check_model, reference_logits

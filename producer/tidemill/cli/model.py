@@ -10,8 +10,8 @@ from tidemill.protocol.errors import ConfigError, ModelNotFound
 from tidemill.service.model_name import default_served_name
 
 DEMO_MODEL_NAME = "smollm2-135m-instruct"
-_DEMO_MODULE = "tidemill_gpuworker.demo_model"
-_FINDER_MODULE = "tidemill_gpuworker.model_finder"
+_DEMO_MODULE = "tidemill_gpuworker.demo.demo_model"
+_FINDER_MODULE = "tidemill_gpuworker.loading.model_finder"
 
 
 def require_extras(*modules: str) -> None:

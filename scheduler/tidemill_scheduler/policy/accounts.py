@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from tidemill.protocol.messages import FinishedSequence
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.output_lengths import OutputLengths
 
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 
 #: Classes of priority, the best first.
 NUM_CLASSES = 3

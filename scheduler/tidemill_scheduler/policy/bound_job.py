@@ -2,7 +2,7 @@
 
 import math
 
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.pricing import Price
 
 _UNPRICED = Price(0, 1, 1.0)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from sortedcontainers import SortedDict
 
-from tidemill_scheduler.jobs import WaitingJob, entry_number
+from tidemill_scheduler.intake.jobs import WaitingJob, entry_number
 from tidemill_scheduler.policy.ageing import NUM_CLASSES
 
 _Place = tuple[bool, int, tuple[int, int], str]

@@ -4,8 +4,8 @@ from collections.abc import Iterator, KeysView
 
 from tidemill.protocol.messages import WorkerStatus
 from tidemill.protocol.step_cost import StepCost
-from tidemill_scheduler.jobs import WaitingJob
-from tidemill_scheduler.workers import Worker
+from tidemill_scheduler.fleet.workers import Worker
+from tidemill_scheduler.intake.jobs import WaitingJob
 
 _DEFAULT_COST = StepCost()
 

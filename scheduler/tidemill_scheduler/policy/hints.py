@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.fleet.workers import Worker
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.lanes import AnyLanes
 from tidemill_scheduler.policy.routing_hashes import shared_depth
-from tidemill_scheduler.workers import Worker
 
 #: Groups of one worker that are followed at a time, those served last.
 MAX_WALKS = 8

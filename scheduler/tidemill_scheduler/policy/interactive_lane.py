@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.binding import Binding, LaneSettings
 from tidemill_scheduler.policy.bound_job import BoundJob
 from tidemill_scheduler.policy.pricing import Price, Pricing, WorkerLoads

@@ -6,7 +6,7 @@ from operator import itemgetter
 
 from sortedcontainers import SortedDict
 
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.ageing import NUM_CLASSES, Ageing, class_of
 from tidemill_scheduler.policy.fair_share import DeficitRoundRobin
 from tidemill_scheduler.policy.fifo_lanes import FifoLanes

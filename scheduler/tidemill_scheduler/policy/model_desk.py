@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 
 from tidemill.protocol.messages import WorkerStatus
 from tidemill.protocol.prefix import ROUTING_STRIDE
-from tidemill_scheduler.jobs import WaitingJob
-from tidemill_scheduler.large_jobs import LargeJobs
+from tidemill_scheduler.fleet.quarantine import SUSPECT_CRASHES, Quarantine
+from tidemill_scheduler.fleet.workers import Worker
+from tidemill_scheduler.intake.jobs import WaitingJob
+from tidemill_scheduler.intake.large_jobs import LargeJobs
 from tidemill_scheduler.policy.accounts import Accounts, Running
 from tidemill_scheduler.policy.fifo_lanes import FifoLanes
 from tidemill_scheduler.policy.fleet import Fleet
@@ -15,8 +17,6 @@ from tidemill_scheduler.policy.lanes import AnyLanes, Lanes
 from tidemill_scheduler.policy.placement import Dispatch, Moment, Placement
 from tidemill_scheduler.policy.residency import Residency
 from tidemill_scheduler.policy.settings import PolicySettings
-from tidemill_scheduler.quarantine import SUSPECT_CRASHES, Quarantine
-from tidemill_scheduler.workers import Worker
 
 #: Every so often all workers are looked at, whatever was heard of them.
 _LOOK_AROUND_SECONDS = 1.0

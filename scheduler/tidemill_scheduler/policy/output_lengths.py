@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 
 #: What is expected before any job has finished, in tokens: half of a job's bound, this at most.
 DEFAULT_TOKENS = 256

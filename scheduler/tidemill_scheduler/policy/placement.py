@@ -5,13 +5,13 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.fleet.workers import Worker, reluctance
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.accounts import Accounts, Running
 from tidemill_scheduler.policy.fleet import Fleet
 from tidemill_scheduler.policy.hints import Hints
 from tidemill_scheduler.policy.lanes import AnyLanes
 from tidemill_scheduler.policy.residency import Residency
-from tidemill_scheduler.workers import Worker, reluctance
 
 
 class Dispatch(NamedTuple):

@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from tidemill_scheduler.jobs import WaitingJob, entry_number
+from tidemill_scheduler.intake.jobs import WaitingJob, entry_number
 
 #: Two jobs with one key go in order of this: their pointers' entry numbers, then their ids.
 Rank = tuple[int, int, str]

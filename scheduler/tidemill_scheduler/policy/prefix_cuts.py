@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.prefix_chunk import Chunk
 from tidemill_scheduler.policy.prefix_list import Place
 

@@ -12,7 +12,7 @@ from functools import partial
 from operator import attrgetter
 
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.key_ranges import KeyRange, KeyRanges
 from tidemill_scheduler.policy.prefix_cuts import Cut, Load, PrefixCuts
 from tidemill_scheduler.policy.prefix_list import PrefixList

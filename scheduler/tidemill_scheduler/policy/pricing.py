@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 from tidemill.protocol.step_cost import StepCost
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.residency import Residency
 
 #: No prefill is faster, so that quotients of waiting and prefill times stay finite.

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from tidemill.protocol.calls import Backlog
 from tidemill.protocol.messages import KvEvents, KvSnapshot, WorkerInfo, WorkerStatus
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.fleet.workers import Worker
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.ageing import DEFAULT_AGE_SECONDS, NUM_CLASSES
 from tidemill_scheduler.policy.hints import Hint
 from tidemill_scheduler.policy.model_desk import ModelDesk
 from tidemill_scheduler.policy.placement import Dispatch, Moment
 from tidemill_scheduler.policy.settings import PolicySettings
-from tidemill_scheduler.workers import Worker
 
 #: Decisions of one tick.
 MAX_PER_TICK = 128

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.either import Either
 from tidemill_scheduler.policy.fair_share import DeficitRoundRobin
 from tidemill_scheduler.policy.interactive_lane import InteractiveLane

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.simulation.sequence import Sequence
 from tidemill_scheduler.simulation.worker import SimWorker
 

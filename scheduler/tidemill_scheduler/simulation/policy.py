@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from tidemill.protocol.messages import KvEvents, KvSnapshot, WorkerInfo, WorkerStatus
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.hints import Hint
 from tidemill_scheduler.policy.placement import Dispatch
 

@@ -10,7 +10,7 @@ from typing import cast
 from tidemill.protocol.errors import ConfigError, SimulationFailed
 from tidemill.protocol.messages import KvEvents, WorkerStatus
 from tidemill.protocol.prefix import ROUTING_STRIDE
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.hints import Hint
 from tidemill_scheduler.policy.placement import Dispatch
 from tidemill_scheduler.policy.scheduler import MAX_PER_TICK

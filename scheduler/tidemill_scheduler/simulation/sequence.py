@@ -1,7 +1,7 @@
 """One attempt of a job inside a simulated worker."""
 
 from tidemill.protocol.prefix import ROUTING_STRIDE
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.simulation.workload import unpack_key
 
 

@@ -3,9 +3,9 @@
 from collections import deque
 
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.fleet.workers import Worker
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.routing_hashes import depth_within
-from tidemill_scheduler.workers import Worker
 
 
 class Backend:

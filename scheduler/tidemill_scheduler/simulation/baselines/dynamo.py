@@ -1,7 +1,7 @@
 """Routers that price each worker with its queue and its cache."""
 
 from tidemill.protocol.prefix import ROUTING_STRIDE
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.simulation.baselines.backend import Backend
 from tidemill_scheduler.simulation.baselines.router import Router
 

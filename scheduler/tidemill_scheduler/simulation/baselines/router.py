@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tidemill.protocol.messages import KvEvents, KvSnapshot, WorkerInfo, WorkerStatus
 from tidemill.protocol.prefix import ROUTING_STRIDE
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.placement import Dispatch
 from tidemill_scheduler.policy.routing_hashes import split_key
 from tidemill_scheduler.simulation.baselines.backend import Backend

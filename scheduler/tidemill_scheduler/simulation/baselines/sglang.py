@@ -1,7 +1,7 @@
 """The router and the worker queue of SGLang, by their published rules."""
 
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.routing_hashes import depth_within, split_key
 from tidemill_scheduler.simulation.baselines.backend import Backend
 from tidemill_scheduler.simulation.baselines.router import Router

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from hashlib import blake2b
 from itertools import islice
 
-from tidemill_scheduler.jobs import WaitingJob
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.simulation.baselines.backend import Backend
 from tidemill_scheduler.simulation.baselines.router import Router
 

@@ -1,0 +1,1 @@
+"""Sequences of tokens, run one step at a time."""

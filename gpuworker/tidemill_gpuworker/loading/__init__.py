@@ -1,0 +1,1 @@
+"""From a model's name or directory to weights and settings."""

@@ -1,0 +1,124 @@
+"""Reads from a config.json what its layers are like."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill_gpuworker.loading.config_fields import ConfigFields
+from tidemill_gpuworker.loading.layer_config import LayerConfig, MoeConfig
+from tidemill_gpuworker.loading.model_family import Experts, Family
+from tidemill_gpuworker.loading.rope_settings import RopeSettings
+from tidemill_gpuworker.models.rope import RopeConfig
+
+# Beyond it float32, in which rotary angles are computed, cannot tell positions apart.
+_MAX_POSITIONS = 2**24
+
+
+def max_position(config: ConfigFields) -> int:
+    """Return the longest context that the model was made for."""
+    return config.size("max_position_embeddings", limit=_MAX_POSITIONS)
+
+
+class LayerParser:
+    """Reads windows, rotary embeddings and kinds of MLP, as the family says.
+
+    Raises:
+        DamagedModel: a field is missing or holds a wrong value.
+        UnsupportedModel: a kind of layer or rotary embedding outside the native path.
+    """
+
+    def __init__(self, config: ConfigFields, family: Family, head_dim: int) -> None:
+        self._config = config
+        self._family = family
+        self._head_dim = head_dim
+        self._num_layers = config.size("num_hidden_layers")
+
+    def parse(self) -> tuple[LayerConfig, ...]:
+        """Return the layers, from the first to the last."""
+        main, local = self._ropes()
+        layers = []
+        for index in range(self._num_layers):
+            slides = self._slides(index)
+            rope = (local if slides else main) if self._has_rope(index) else None
+            window = self._window() if slides else 0
+            layers.append(LayerConfig(window, rope, self._is_sparse(index)))
+        return tuple(layers)
+
+    def _window(self) -> int:
+        given = self._config.values.get("sliding_window")
+        return 0 if given is None else self._config.size("sliding_window")
+
+    def _has_rope(self, index: int) -> bool:
+        return self._family.has_rope(self._config, index)
+
+    def _slides(self, index: int) -> bool:
+        windows = self._family.windows
+        if windows.switch and not self._config.flag(windows.switch):
+            return False
+        kinds = self._config.names("layer_types") if windows.per_layer else []
+        if not kinds:
+            return windows.rule(self._config, index)
+        if len(kinds) != self._num_layers:
+            raise self._config.damaged(
+                f"layer_types names {len(kinds)} layers, num_hidden_layers is {self._num_layers}"
+            )
+        if kinds[index] not in ("sliding_attention", "full_attention"):
+            raise self._config.unsupported(f"layers of type {kinds[index]!r} are not supported")
+        return kinds[index] == "sliding_attention"
+
+    def _ropes(self) -> tuple[RopeConfig, RopeConfig]:
+        """Return the rotary embeddings of full and of sliding layers."""
+        config, local = self._config, self._family.local_theta
+        given = config.section("rope_parameters")
+        if local is None:
+            main = self._rope(given | config.section("rope_scaling"))
+            return main, main
+        if "full_attention" in given or "sliding_attention" in given:
+            kinds = ConfigFields(given, config.path)
+            slides = {"rope_theta": local[1], **kinds.section("sliding_attention")}
+            return self._rope(kinds.section("full_attention")), self._rope(slides)
+        # Older configs scale the full layers alone.
+        field, default = local
+        theta = config.positive(field, default=default) if field else default
+        return self._rope(given | config.section("rope_scaling")), RopeConfig(theta=theta)
+
+    def _rope(self, given: Mapping[str, Any]) -> RopeConfig:
+        # transformers 5 writes all settings into one object, older ones only the scaling.
+        values = self._config.values
+        merged = {
+            "rope_theta": values.get("rope_theta", 10000.0),
+            "partial_rotary_factor": values.get("partial_rotary_factor"),
+            **{name: value for name, value in given.items() if value is not None},
+        }
+        original = "original_max_position_embeddings"
+        if values.get(original) is not None:
+            merged[original] = values[original]
+        if not self._family.partial_rope and merged["partial_rotary_factor"] not in (None, 1.0):
+            raise self._config.unsupported(
+                "rotary embedding of a part of each head is not supported"
+            )
+        rope = RopeSettings(merged, self._config.path, max_position=max_position(self._config))
+        return rope.parse(self._head_dim)
+
+    def _is_sparse(self, index: int) -> bool:
+        if self._family.experts is None or index in self._config.counts("mlp_only_layers"):
+            return False
+        return (index + 1) % self._config.size("decoder_sparse_step", default=1) == 0
+
+
+def parse_moe(config: ConfigFields, experts: Experts | None) -> MoeConfig | None:
+    """Return the sizes of the sparse layers, if the family has any."""
+    if experts is None:
+        return None
+    named = [name for name in experts.count if config.values.get(name) is not None]
+    num_experts = config.size(named[0] if named else experts.count[0])
+    per_token = config.size("num_experts_per_tok", limit=num_experts)
+    shared = config.size("shared_expert_intermediate_size") if experts.shared else 0
+    return MoeConfig(
+        num_experts=num_experts,
+        num_experts_per_token=per_token,
+        intermediate_size=config.size(experts.inner_size),
+        normalises=config.switch(experts.normalises),
+        shared_intermediate_size=shared,
+        alpha=config.positive("swiglu_alpha", default=1.702),
+        limit=config.positive("swiglu_limit", default=7.0),
+    )

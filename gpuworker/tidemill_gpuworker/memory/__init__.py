@@ -1,0 +1,1 @@
+"""KV blocks: who holds them, what they contain and where."""

@@ -1,0 +1,1 @@
+"""What ties an engine to the queue."""

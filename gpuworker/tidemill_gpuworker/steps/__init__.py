@@ -1,0 +1,1 @@
+"""Which sequences run how many tokens in a step."""

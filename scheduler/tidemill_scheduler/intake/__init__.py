@@ -1,0 +1,1 @@
+"""How jobs come to the scheduler."""

@@ -1,0 +1,1 @@
+"""Ends, forgets and repairs what nobody else does."""
