@@ -35,6 +35,14 @@ class AsyncDriver:
         notice = await self._subscription.get(wait_seconds(follower.job_id, deadline))
         pass_on(notice, follower)
 
+    def take_arrived(self) -> None:
+        """Take the messages that are here already, until one asks for a look at the log."""
+        while self._subscription is not None and not self._follower.must_read:
+            notice = self._subscription.get_nowait()
+            if notice is None:
+                return
+            pass_on(notice, self._follower)
+
     async def _read(self, deadline: float | None) -> None:
         follower = self._follower
         try:

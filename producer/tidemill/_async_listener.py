@@ -39,6 +39,10 @@ class Subscription:
                     await self._arrival.wait()
         return self._pending.popleft() if self._pending else None
 
+    def get_nowait(self) -> Notice | None:
+        """Return the next notice if it is here."""
+        return self._pending.popleft() if self._pending else None
+
     def put(self, notice: Notice) -> None:
         """Hand over a notice; too many in a row are told as one loss."""
         if len(self._pending) >= _MAX_PENDING:

@@ -44,14 +44,21 @@ _PAGE_SIZE = 256
 class AsyncSubmitter:
     """Submits the jobs of one client."""
 
-    def __init__(self, link: AsyncLink, endpoint: Endpoint, *, replicated: bool = False) -> None:
+    def __init__(
+        self,
+        link: AsyncLink,
+        endpoint: Endpoint,
+        tokenizers: TokenizerStore,
+        *,
+        replicated: bool = False,
+    ) -> None:
         self._link = link
         self._replicated = replicated
         self._endpoint = endpoint
         self._catalogue = Catalogue()
         #: What is known of the jobs whose handles somebody still holds.
         self.fates = Fates()
-        self._tokenizers = AsyncRedisTokenizers(endpoint.keys, TokenizerStore(endpoint.cache_dir))
+        self._tokenizers = AsyncRedisTokenizers(endpoint.keys, tokenizers)
 
     async def submit_many(self, specs: Sequence[JobSpec]) -> list[Receipt | TidemillError]:
         """Queue jobs in one round trip; an error takes the place of a refused job's receipt."""
@@ -90,6 +97,17 @@ class AsyncSubmitter:
             self._catalogue.remember(name, card)
         return card
 
+    async def cards(self) -> tuple[ModelCard, ...]:
+        """Return all models' cards, by name."""
+        keys = self._endpoint.keys
+        names = await self._link.read(model_names(keys))
+        found = [await self._link.read(model_card(keys, name)) for name in names]
+        return tuple(card for card in found if card is not None)
+
+    async def tokenizer(self, card: ModelCard) -> "Tokenizer":
+        """Return the tokenizer that a card names; raises ``UnknownModel`` or ``ConfigError``."""
+        return await self._link.retry(lambda: self._tokenizers.get(self._link.client, card))
+
     async def _send(self, jobs: Sequence[NewJob]) -> list[Receipt | TidemillError]:
         if not jobs:
             return []
@@ -116,7 +134,7 @@ class AsyncSubmitter:
     async def _tokenizer(self, draft: Draft, card: ModelCard) -> "Tokenizer | None":
         if draft.has_tokens or not HAS_TOKENIZERS:
             return None
-        return await self._link.retry(lambda: self._tokenizers.get(self._link.client, card))
+        return await self.tokenizer(card)
 
     async def _salt(self) -> bytes:
         return self._catalogue.salt or await self._fetch_salt()

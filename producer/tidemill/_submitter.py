@@ -86,6 +86,17 @@ class Submitter:
             self._catalogue.remember(name, card)
         return card
 
+    def cards(self) -> tuple[ModelCard, ...]:
+        """Return all models' cards, by name."""
+        keys = self._endpoint.keys
+        names = self._link.read(model_names(keys))
+        found = [self._link.read(model_card(keys, name)) for name in names]
+        return tuple(card for card in found if card is not None)
+
+    def tokenizer(self, card: ModelCard) -> "Tokenizer":
+        """Return the tokenizer that a card names; raises ``UnknownModel`` or ``ConfigError``."""
+        return self._link.retry(lambda: self._tokenizers.get(self._link.client, card))
+
     def _send(self, jobs: Sequence[NewJob]) -> list[Receipt | TidemillError]:
         if not jobs:
             return []
@@ -109,7 +120,7 @@ class Submitter:
     def _tokenizer(self, draft: Draft, card: ModelCard) -> "Tokenizer | None":
         if draft.has_tokens or not HAS_TOKENIZERS:
             return None
-        return self._link.retry(lambda: self._tokenizers.get(self._link.client, card))
+        return self.tokenizer(card)
 
     def _salt(self) -> bytes:
         return self._catalogue.salt or self._fetch_salt()

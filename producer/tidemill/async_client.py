@@ -3,11 +3,12 @@
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
 
 from tidemill._async_bulk import AsyncBulk, Items
 from tidemill._async_jobs import AsyncJobs
 from tidemill._async_link import AsyncLinks
+from tidemill._async_shared import AsyncShared
 from tidemill._async_submitter import AsyncSubmitter
 from tidemill._best_of import candidates, first_error
 from tidemill._endpoint import find_endpoint
@@ -61,7 +62,11 @@ from tidemill.protocol.messages import ModelCard
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import JobState
 from tidemill.result import Result
+from tidemill.service.tokenizer_cache import TokenizerStore
 from tidemill.status import Status, details, overview
+
+if TYPE_CHECKING:  # the SDK works without the tokenizer extra
+    from tidemill.service.tokenizer import Tokenizer
 
 
 class AsyncProducer:
@@ -81,12 +86,15 @@ class AsyncProducer:
         shard: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         durability: Literal["replica"] | None = None,
+        _shared: AsyncShared | None = None,
     ) -> None:
         replicated = check_durability(durability)
         endpoint = find_endpoint(url, tenant, shard)
         self._keys, self._tenant = endpoint.keys, endpoint.tenant
-        self._links = AsyncLinks(endpoint, timeout)
-        self._submitter = AsyncSubmitter(self._links.home, endpoint, replicated=replicated)
+        self._owns_links = _shared is None
+        self._links = AsyncLinks(endpoint, timeout) if _shared is None else _shared.links(endpoint)
+        store = TokenizerStore(endpoint.cache_dir) if _shared is None else _shared.tokenizers
+        self._submitter = AsyncSubmitter(self._links.home, endpoint, store, replicated=replicated)
         self._jobs = AsyncJobs(self._links, self._submitter)
 
     async def submit(
@@ -345,6 +353,17 @@ class AsyncProducer:
         """Return the card of a served model, of the only one by default."""
         return await self._submitter.card(name)
 
+    async def models(self) -> tuple[ModelCard, ...]:
+        """Return the cards of all models that are or lately were served, by name."""
+        return await self._submitter.cards()
+
+    async def tokenizer(self, model: str | None = None) -> "Tokenizer":
+        """Return the tokenizer of a served model, of the only one by default.
+
+        Raises ``UnknownModel``, or ``ConfigError`` without the extra ``tokenizer``.
+        """
+        return await self._submitter.tokenizer(await self._submitter.card(model))
+
     async def status(self) -> Status:
         """Look at the shard: queues, workers, models."""
         link = self._links.home
@@ -364,7 +383,8 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """Close the connections; jobs go on."""
-        await self._links.close()
+        if self._owns_links:
+            await self._links.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -50,6 +50,15 @@ class AsyncTokenStream(AsyncIterator[Chunk]):
         """How the job ended; None before the stream's end."""
         return None if self._follower.ready else self._follower.end
 
+    def take_ready(self) -> list[Chunk]:
+        """Take the chunks that are here already, without waiting for more."""
+        self._driver.take_arrived()
+        chunks = list(self._follower.ready)
+        self._follower.ready.clear()
+        if chunks:
+            self._taken = chunks[-1].end
+        return chunks
+
     async def close(self) -> None:
         """Stop listening; iterating on would start it again."""
         self._driver.close()

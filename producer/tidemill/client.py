@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
 
 from tidemill._best_of import candidates, first_error
 from tidemill._bulk import Bulk
@@ -61,6 +61,9 @@ from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import JobState
 from tidemill.result import Result
 from tidemill.status import Status, details, overview
+
+if TYPE_CHECKING:  # the SDK works without the tokenizer extra
+    from tidemill.service.tokenizer import Tokenizer
 from tidemill.stream import TokenStream
 
 
@@ -340,6 +343,17 @@ class Producer:
     def model(self, name: str | None = None) -> ModelCard:
         """Return the card of a served model, of the only one by default."""
         return self._submitter.card(name)
+
+    def models(self) -> tuple[ModelCard, ...]:
+        """Return the cards of all models that are or lately were served, by name."""
+        return self._submitter.cards()
+
+    def tokenizer(self, model: str | None = None) -> "Tokenizer":
+        """Return the tokenizer of a served model, of the only one by default.
+
+        Raises ``UnknownModel``, or ``ConfigError`` without the extra ``tokenizer``.
+        """
+        return self._submitter.tokenizer(self._submitter.card(model))
 
     def status(self) -> Status:
         """Look at the shard: queues, workers, models."""

@@ -56,6 +56,14 @@ class TokenStream(Iterator[Chunk]):
         """How the job ended; None before the stream's end."""
         return None if self._follower.ready else self._follower.end
 
+    def take_ready(self) -> list[Chunk]:
+        """Take the chunks that are here already, without waiting for more."""
+        chunks = list(self._follower.ready)
+        self._follower.ready.clear()
+        if chunks:
+            self._taken = chunks[-1].end
+        return chunks
+
     def close(self) -> None:
         """Give the connection back; iterating on would open another one."""
         self._listener.close()

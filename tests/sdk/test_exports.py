@@ -47,6 +47,7 @@ def test_every_error_a_caller_can_meet_is_exported() -> None:
     elsewhere = {
         *("BrokerNotFound", "DataDirectoryInUse", "PortInUse", "EngineFailed", "NoTokenLeft"),
         "SimulationFailed",
+        *("AccessDenied", "Unauthenticated", "Forbidden", "RequestTooLarge"),
         *("ModelError", "ModelNotFound", "DamagedModel", "UnsafeModel", "UnsupportedModel"),
     }
     defined = {

@@ -12,9 +12,14 @@ LEASES = (("TIDEMILL_LEASE_SECONDS", "5"), ("TIDEMILL_BEAT_SECONDS", "1"))
 
 @contextmanager
 def small_stack(
-    model_dir: Path, data_dir: Path, *worker_args: str, name: str = "m", num_workers: int = 1
+    model_dir: Path,
+    data_dir: Path,
+    *worker_args: str,
+    name: str = "m",
+    num_workers: int = 1,
+    gateway_args: tuple[str, ...] | None = None,
 ) -> Iterator[Stack]:
-    """Run broker, scheduler and workers of one model on the CPU in float32."""
+    """Run broker, scheduler and workers of one model on the CPU in float32, and a gateway."""
     options = StackOptions(
         redis_url=None,
         data_dir=data_dir,
@@ -24,6 +29,7 @@ def small_stack(
             *("--model", str(model_dir), "--served-model-name", name),
             *("--device", "cpu", "--dtype", "float32", *worker_args),
         ),
+        gateway_args=gateway_args,
         environment=(*LEASES, *thread_environment(num_workers, None)),
     )
     with Stack(options, sink=echo) as running:

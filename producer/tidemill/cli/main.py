@@ -13,6 +13,7 @@ from tidemill.cli import (
     demo,
     dlq,
     doctor,
+    gateway,
     kinds,
     kv,
     lora,
@@ -42,6 +43,7 @@ First steps: `tidemill demo` answers prompts with a small real model.
 app.command("up")(up.up)
 app.command("worker", context_settings=processes.PASS_ON)(processes.worker)
 app.command("scheduler", context_settings=processes.PASS_ON)(processes.scheduler)
+app.command("gateway", context_settings=processes.PASS_ON)(gateway.gateway)
 app.command("demo")(demo.demo)
 app.command("submit")(submit.submit)
 app.command("follow")(submit.follow)

@@ -51,6 +51,8 @@ class StackOptions:
     drain_seconds: float = 30.0
     worker_args: tuple[str, ...] = ()
     scheduler_args: tuple[str, ...] = ()
+    #: None for no gateway.
+    gateway_args: tuple[str, ...] | None = None
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -97,7 +99,7 @@ class Stack:
         return self._broker.durability
 
     def pids(self, kind: str) -> list[int]:
-        """Process ids of the living ``worker``, ``scheduler`` or (own) ``broker`` processes."""
+        """Return the ids of living processes: worker, scheduler, gateway or (own) broker."""
         if kind == "broker":
             embedded = self._broker.embedded if self._broker else None
             return [embedded.pid] if embedded and embedded.is_running else []
@@ -124,12 +126,14 @@ class Stack:
         self.stop()
 
     def stop(self) -> None:
-        """Drain workers, then the scheduler, then the broker; bounded, and may be repeated."""
+        """Drain gateway, workers, scheduler, broker in turn; bounded, and may be repeated."""
         if self._stopping.is_set:
             return
         with self._lock:
             self._stopping.set()
         try:
+            # Its answers come from the workers, which therefore go on meanwhile.
+            self._stop_children("gateway")
             self._stop_children("worker")
             self._stop_children("")
         except BaseException:
@@ -181,7 +185,13 @@ class Stack:
             )
             for number in range(1, options.num_workers + 1)
         ]
-        return [scheduler, *workers]
+        if options.gateway_args is None:
+            return [scheduler, *workers]
+        drain = ("--drain-seconds", f"{options.drain_seconds:g}")
+        gateway = ChildSpec(
+            "gateway", "tidemill.gateway", (*drain, *options.gateway_args), environment
+        )
+        return [scheduler, *workers, gateway]
 
     def _spawn(self, spec: ChildSpec) -> None:
         with self._lock:

@@ -6,7 +6,11 @@ TidemillError
 │   ├── UnknownModel             no worker serves this model
 │   ├── IdempotencyConflict      same idempotency key, different body
 │   ├── BatchClosed              the batch takes no more jobs
+│   ├── RequestTooLarge          its body is longer than the gateway takes
 │   └── NoTokenLeft              what it allows and forbids leaves no token to choose
+├── AccessDenied                 the caller may not do this
+│   ├── Unauthenticated          no API key, or one that is not known
+│   └── Forbidden                the key is known and does not allow it
 ├── Overloaded                   try again after ``retry_after_seconds``
 │   ├── QueueFull                a bound on waiting jobs, tokens or bytes is reached
 │   └── RateLimited              the tenant's requests or tokens per minute are used up
@@ -26,6 +30,10 @@ TidemillError
 │   ├── JobCancelled
 │   ├── JobFailed                ended as failed, expired or dead
 │   └── StreamGap                the token log contradicts itself
+├── NoSuchObject                 no file or batch of this id, or it has expired
+├── WrongState                   what was asked for does not go with the state of a batch
+├── BlobError                    the store of files and large values refused something
+│   └── BlobNotFound
 ├── FencingError                 this process lost the right to write
 │   ├── StaleEpoch               a newer scheduler leads
 │   └── StaleFence               a newer attempt owns the job
@@ -93,11 +101,19 @@ class UnknownAdapter(InvalidRequest):
 
 
 class IdempotencyConflict(InvalidRequest):
-    """The idempotency key was used before with another body."""
+    """The idempotency key was used before with another body, for the job ``job_id``."""
+
+    def __init__(self, message: str, *, field: str, fix: str = "", job_id: str = "") -> None:
+        super().__init__(message, field=field, fix=fix)
+        self.job_id = job_id
 
 
 class BatchClosed(InvalidRequest):
     """The batch was cancelled and takes no more jobs."""
+
+
+class RequestTooLarge(InvalidRequest):
+    """The body of an HTTP request is longer than the gateway takes."""
 
 
 class NoTokenLeft(InvalidRequest):
@@ -110,6 +126,18 @@ class NoTokenLeft(InvalidRequest):
             fix="Look at allowed_token_ids, bad_words, min_tokens and the structure asked for.",
         )
         self.seq_ids = seq_ids
+
+
+class AccessDenied(TidemillError):
+    """The caller of the HTTP interface may not do this."""
+
+
+class Unauthenticated(AccessDenied):
+    """There is no API key, or one that is not known."""
+
+
+class Forbidden(AccessDenied):
+    """The API key is known and does not allow this."""
 
 
 class Overloaded(TidemillError):
@@ -219,6 +247,26 @@ class JobFailed(JobError):
 
 class StreamGap(JobError):
     """The token log of a job contradicts itself; never expected."""
+
+
+class NoSuchObject(TidemillError):
+    """The tenant has no file or batch ``object_id``, or it has expired."""
+
+    def __init__(self, message: str, *, object_id: str, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.object_id = object_id
+
+
+class WrongState(TidemillError):
+    """What was asked for does not go with the state of a batch."""
+
+
+class BlobError(TidemillError):
+    """The store of files and large values refused something."""
+
+
+class BlobNotFound(BlobError):
+    """The store has no blob of this name."""
 
 
 class FencingError(TidemillError):

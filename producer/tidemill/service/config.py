@@ -30,7 +30,7 @@ class ServiceConfig:
     ``redis_url`` is None where an embedded server is wanted. ``fixed_shard`` is None unless it was
     set: then a tenant's jobs go to its own of ``num_shards``, and processes serve the first.
     A worker's claim lapses after ``lease_seconds`` without one of its heartbeats, sent every
-    ``beat_seconds``.
+    ``beat_seconds``.  ``blob_url`` is where files are kept, beside the broker's data by default.
     """
 
     redis_url: str | None
@@ -41,6 +41,7 @@ class ServiceConfig:
     log_level: str
     lease_seconds: float
     beat_seconds: float
+    blob_url: str = ""
 
     @property
     def shard(self) -> str:
@@ -63,16 +64,24 @@ class ServiceConfig:
 def load_config(environ: Mapping[str, str] | None = None) -> ServiceConfig:
     """Read the environment; raises ``ConfigError`` naming the variable that is wrong."""
     env = _Environment(os.environ if environ is None else environ)
+    data_dir = env.read("TIDEMILL_DATA_DIR", _directory, env.xdg_dir("DATA", ".local/share"))
     return ServiceConfig(
         redis_url=env.text("TIDEMILL_REDIS_URL") or None,
-        data_dir=env.read("TIDEMILL_DATA_DIR", _directory, env.xdg_dir("DATA", ".local/share")),
+        data_dir=data_dir,
         cache_dir=env.read("TIDEMILL_CACHE_DIR", _directory, env.xdg_dir("CACHE", ".cache")),
         fixed_shard=env.read("TIDEMILL_SHARD", parse_shard, None),
         num_shards=env.read("TIDEMILL_SHARDS", _num_shards, 1),
         log_level=env.read("TIDEMILL_LOG_LEVEL", _level, "INFO"),
         lease_seconds=env.read("TIDEMILL_LEASE_SECONDS", _seconds, 10.0),
         beat_seconds=env.read("TIDEMILL_BEAT_SECONDS", _seconds, 3.0),
+        blob_url=env.text("TIDEMILL_BLOB_URL") or str(data_dir / "blobs"),
     )
+
+
+def load_api_keys(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the keys of ``TIDEMILL_API_KEY``, separated by commas; none if it is not set."""
+    text = _Environment(os.environ if environ is None else environ).text("TIDEMILL_API_KEY")
+    return tuple(key for part in text.split(",") if (key := part.strip()))
 
 
 def load_crash_points(environ: Mapping[str, str] | None = None) -> dict[str, int]:

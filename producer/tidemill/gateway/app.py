@@ -1,0 +1,82 @@
+"""The ASGI application: routes, and what surrounds them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+
+from tidemill._version import __version__
+from tidemill.gateway.body_limit import BodyLimit
+from tidemill.gateway.errors import handle_error
+from tidemill.gateway.identity import Authentication
+from tidemill.gateway.metrics import Counting
+from tidemill.gateway.openai_models.errors import ErrorResponse
+from tidemill.gateway.request_ids import RequestIds
+from tidemill.gateway.routes import health, models
+from tidemill.gateway.state import GatewayState
+from tidemill.protocol.errors import TidemillError
+
+ROUTERS: tuple[APIRouter, ...] = (health.router, models.router)
+
+#: Paths, by their beginnings, whose bodies are files.
+UPLOAD_PATHS = ("/v1/files", "/v1/audio")
+
+_DESCRIPTION = """\
+OpenAI's API, and extensions of vLLM's, over Tidemill's queue. Fields that are not known are
+ignored; `null` is the same as a field left out.
+"""
+_ERRORS: dict[int | str, dict[str, object]] = {
+    "default": {"model": ErrorResponse, "description": "An error, in OpenAI's form"}
+}
+
+
+def create_app(state: GatewayState) -> FastAPI:
+    """Return the application of one gateway; it closes ``state`` when it shuts down."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await state.close()
+
+    app = FastAPI(
+        title="Tidemill",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        redoc_url=None,
+        responses=_ERRORS,
+        root_path=state.settings.root_path,
+    )
+    app.state.gateway = state
+    for router in ROUTERS:
+        app.include_router(router)
+    for kind in (TidemillError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, handle_error)
+    _surround(app, state)
+    return app
+
+
+def _surround(app: FastAPI, state: GatewayState) -> None:
+    """Add the middleware, the innermost first."""
+    settings = state.settings
+    longer = dict.fromkeys(UPLOAD_PATHS, settings.upload_bytes)
+    app.add_middleware(
+        BodyLimit,
+        num_bytes=settings.body_bytes,
+        longer=longer,
+        silence_seconds=settings.body_seconds,
+    )
+    app.add_middleware(Authentication, authenticator=state.authenticator)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(Counting, metrics=state.metrics)
+    app.add_middleware(RequestIds)

@@ -1,0 +1,81 @@
+"""Bounds on the bodies of requests: how long they are, and how long they may take to arrive."""
+
+import asyncio
+from collections.abc import Mapping
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tidemill.gateway.errors import error_response
+from tidemill.protocol.errors import RequestTooLarge
+
+
+class BodyLimit:
+    """ASGI middleware: answers 413 to a body that is too long, 408 to one that does not come.
+
+    ``longer`` names the paths, by their beginnings, that take more than ``num_bytes``.
+    """
+
+    def __init__(
+        self, app: ASGIApp, num_bytes: int, longer: Mapping[str, int], silence_seconds: float
+    ) -> None:
+        self._app = app
+        self._num_bytes = num_bytes
+        self._longer = longer
+        self._silence_seconds = silence_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        limit = self._limit(scope["path"].removeprefix(scope.get("root_path", "")))
+        if _announced(scope) > limit:
+            await error_response(_too_large(limit))(scope, receive, send)
+            return
+        body = _Body(receive, limit, self._silence_seconds)
+        await self._app(scope, body.receive, send)
+
+    def _limit(self, path: str) -> int:
+        limits = [size for start, size in self._longer.items() if path.startswith(start)]
+        return max(limits, default=self._num_bytes)
+
+
+class _Body:
+    """Counts what arrives; to be read by one reader."""
+
+    def __init__(self, receive: Receive, limit: int, silence_seconds: float) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._silence_seconds = silence_seconds
+        self._num_bytes = 0
+        self._is_whole = False
+
+    async def receive(self) -> Message:
+        if self._is_whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self._silence_seconds):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise HTTPException(408, "the body did not arrive in time") from error
+        self._num_bytes += len(message.get("body", b""))
+        self._is_whole = not message.get("more_body", False)
+        if self._num_bytes > self._limit:
+            # As an HTTPException: whatever else is raised here counts as a malformed body.
+            raise HTTPException(413, _too_large(self._limit).one_line())
+        return message
+
+
+def _announced(scope: Scope) -> int:
+    length = Headers(scope=scope).get("content-length", "")
+    return int(length) if length.isascii() and length.isdecimal() and len(length) < 20 else 0
+
+
+def _too_large(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"the body is longer than {limit} bytes",
+        field="",
+        fix="Send less, or start the gateway with a larger limit.",
+    )

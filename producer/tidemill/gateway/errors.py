@@ -1,0 +1,191 @@
+"""Errors as OpenAI's API tells them: a status, a body, and when to try again."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidemill.protocol.errors import (
+    AccessDenied,
+    BatchClosed,
+    BrokerError,
+    Forbidden,
+    IdempotencyConflict,
+    InvalidRequest,
+    JobCancelled,
+    JobFailed,
+    JobNotFinished,
+    JobNotFound,
+    Overloaded,
+    QueueFull,
+    RequestTooLarge,
+    TidemillError,
+    UnknownAdapter,
+    UnknownModel,
+)
+from tidemill.protocol.states import JobState
+
+_log = logging.getLogger(__name__)
+
+#: OpenAI's clients give up for good where they are told to wait longer.
+MAX_RETRY_AFTER_SECONDS = 120
+BROKER_RETRY_AFTER_SECONDS = 2
+#: What nginx calls a client that left before its answer; nobody reads it but the metrics.
+CLIENT_GONE_STATUS = 499
+
+_INVALID = "invalid_request_error"
+_SERVER = "server_error"
+_NO_RETRY = {"x-should-retry": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class ApiError:
+    """One error as it is told; ``type`` and ``code`` have the values OpenAI's clients know."""
+
+    status: int
+    message: str
+    type: str = _INVALID
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body; also what an event tells within a stream."""
+        told = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": told}
+
+    def encoded(self) -> bytes:
+        """The body as bytes; in ASCII, because a message may quote half of a surrogate pair."""
+        return json.dumps(self.body, separators=(",", ":")).encode()
+
+    def response(self) -> Response:
+        """The whole answer."""
+        return Response(
+            self.encoded(), self.status, dict(self.headers), media_type="application/json"
+        )
+
+
+def api_error(error: Exception) -> ApiError:
+    """Return how an error is told; what is not ours is told as nothing but a server error."""
+    for kind, tell in _TOLD:
+        if isinstance(error, kind):
+            return tell(error)
+    return ApiError(500, "the server failed; its log tells why", _SERVER, "internal_error")
+
+
+def error_response(error: Exception) -> Response:
+    """Return the answer that tells an error."""
+    return api_error(error).response()
+
+
+async def handle_error(request: Request, error: Exception) -> Response:
+    """Answer a request that raised; for ``FastAPI.add_exception_handler``."""
+    return error_response(error)
+
+
+def _invalid(error: InvalidRequest) -> ApiError:
+    status, code = 400, "invalid_value"
+    match error:
+        case UnknownModel() | UnknownAdapter():
+            status, code = 404, "model_not_found"
+        case IdempotencyConflict():
+            status, code = 409, "idempotency_conflict"
+        case BatchClosed():
+            status, code = 409, "batch_closed"
+        case RequestTooLarge():
+            status, code = 413, "request_too_large"
+    headers = _NO_RETRY if status == HTTPStatus.CONFLICT else {}
+    param = error.field.removeprefix("params.") or None
+    message = error.one_line().removeprefix("params.")
+    return ApiError(status, message, code=code, param=param, headers=headers)
+
+
+def _denied(error: AccessDenied) -> ApiError:
+    if isinstance(error, Forbidden):
+        return ApiError(403, error.one_line(), "permission_error", "insufficient_permissions")
+    challenge = {"www-authenticate": "Bearer"}
+    return ApiError(401, error.one_line(), code="invalid_api_key", headers=challenge)
+
+
+def _overloaded(error: Overloaded) -> ApiError:
+    kind = "server_overloaded" if isinstance(error, QueueFull) else "requests"
+    code = "queue_full" if isinstance(error, QueueFull) else "rate_limit_exceeded"
+    headers = _retry_after(error.retry_after_seconds)
+    return ApiError(429, error.one_line(), kind, code, headers=headers)
+
+
+def _broker_away(error: BrokerError) -> ApiError:
+    headers = _retry_after(BROKER_RETRY_AFTER_SECONDS)
+    _log.warning("the broker: %s", error.message)
+    return ApiError(503, "the queue cannot be reached", _SERVER, "unavailable", headers=headers)
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    whole = math.ceil(seconds) if math.isfinite(seconds) else MAX_RETRY_AFTER_SECONDS
+    return {"retry-after": str(min(MAX_RETRY_AFTER_SECONDS, max(1, whole)))}
+
+
+def _job_failed(error: JobFailed) -> ApiError:
+    if error.state == JobState.EXPIRED:
+        code = error.finish_reason or "deadline"
+        return ApiError(504, error.one_line(), _SERVER, code, headers=_NO_RETRY)
+    # A job that no worker can run fails; one that workers failed on is dead.
+    if error.state == JobState.FAILED:
+        return ApiError(400, error.one_line(), code="job_failed")
+    return ApiError(500, error.one_line(), _SERVER, "job_failed", headers=_NO_RETRY)
+
+
+def _http(error: HTTPException) -> ApiError:
+    kind = _INVALID if error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER
+    codes = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "request_too_large"}
+    return ApiError(
+        error.status_code,
+        str(error.detail),
+        kind,
+        codes.get(error.status_code),
+        headers=error.headers or {},
+    )
+
+
+def _malformed(error: RequestValidationError) -> ApiError:
+    problem = error.errors()[0]
+    # The first part says whether it is of the body, the path or the query.
+    where, *path = map(str, problem["loc"])
+    if problem["type"] == "json_invalid":
+        reason = problem.get("ctx", {}).get("error", "")
+        return ApiError(400, f"the body is not JSON: {reason}", code="invalid_json")
+    param = ".".join(path) or None
+    reason = problem["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{param or where}: {reason}", code="invalid_value", param=param)
+
+
+def _of_job(status: int, kind: str, code: str) -> Callable[[Any], ApiError]:
+    def tell(error: TidemillError) -> ApiError:
+        return ApiError(status, error.one_line(), kind, code, headers=_NO_RETRY)
+
+    return tell
+
+
+#: How errors are told, by their kinds; the first that fits counts.
+_TOLD: tuple[tuple[type[Exception], Callable[[Any], ApiError]], ...] = (
+    (InvalidRequest, _invalid),
+    (AccessDenied, _denied),
+    (Overloaded, _overloaded),
+    (BrokerError, _broker_away),
+    (JobFailed, _job_failed),
+    (JobNotFound, _of_job(404, _INVALID, "not_found")),
+    (JobNotFinished, _of_job(504, _SERVER, "timeout")),
+    (JobCancelled, _of_job(409, _INVALID, "job_cancelled")),
+    (TidemillError, _of_job(500, _SERVER, "internal_error")),
+    (HTTPException, _http),
+    (RequestValidationError, _malformed),
+)

@@ -1,0 +1,38 @@
+"""What all bodies share."""
+
+import logging
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+_log = logging.getLogger("tidemill.gateway.requests")
+
+
+class ApiRequest(BaseModel):
+    """The body of a request.
+
+    A field that is null counts as left out; unknown ones are ignored, and told in the log at the
+    level DEBUG.
+    """
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _note_unknown(self) -> "ApiRequest":
+        if self.model_extra and _log.isEnabledFor(logging.DEBUG):
+            names = ", ".join(sorted(self.model_extra))[:400]
+            _log.debug("%s: ignored %s", type(self).__name__, names)
+        return self
+
+
+class ApiResponse(BaseModel):
+    """The body of an answer; declares it, and need not be built to send it."""
+
+    model_config = ConfigDict(protected_namespaces=())

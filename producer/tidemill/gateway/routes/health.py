@@ -1,0 +1,56 @@
+"""What probes and scrapers ask for."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from tidemill._version import __version__
+from tidemill.gateway.metrics import CONTENT_TYPE
+from tidemill.gateway.openai_models.health import Load, Version
+from tidemill.gateway.state import GatewayState
+from tidemill.protocol.errors import BrokerError
+
+router = APIRouter(tags=["health"])
+
+_PROBED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Send requests here"},
+    503: {"description": "Do not"},
+}
+    200: {"description": "Send requests here"},
+    503: {"description": "Do not"},
+}
+
+
+@router.api_route("/health", methods=["GET", "HEAD"], responses=_PROBED, response_class=Response)
+@router.api_route("/ping", methods=["GET", "POST"], responses=_PROBED, response_class=Response)
+async def health(request: Request) -> Response:
+    """Tell whether requests can be accepted: the queue answers, and the gateway is not stopping."""
+    state: GatewayState = request.app.state.gateway
+    if state.is_draining:
+        return Response(status_code=503)
+    try:
+        await state.producer("default").models()
+    except BrokerError:
+        return Response(status_code=503)
+    return Response(status_code=200)
+
+
+@router.get("/version")
+async def version() -> Version:
+    """Tell the version of the gateway."""
+    return Version(version=__version__)
+
+
+@router.get("/load")
+async def load(request: Request) -> Load:
+    """Tell how many requests are being answered, but for this one."""
+    state: GatewayState = request.app.state.gateway
+    return Load(server_load=state.metrics.num_open - 1)
+
+
+@router.api_route("/metrics", methods=["GET", "HEAD"], response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Tell Prometheus everything."""
+    state: GatewayState = request.app.state.gateway
+    return Response(state.metrics.text(), media_type=CONTENT_TYPE)

@@ -1,0 +1,1 @@
+"""From what jobs produce to the JSON that OpenAI's clients expect; pure."""

@@ -1,0 +1,84 @@
+"""What the routes of one gateway share: clients of the queue, settings, and its open requests."""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine
+from typing import Any
+
+from tidemill._async_shared import AsyncShared
+from tidemill.async_client import AsyncProducer
+from tidemill.gateway.config import GatewaySettings
+from tidemill.gateway.identity import AnyCaller, Authenticator, FixedKeys
+from tidemill.gateway.metrics import GatewayMetrics
+from tidemill.openai.token_texts import TokenTexts
+from tidemill.service.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+#: Clients that are kept; one without requests costs a few kB.
+MAX_TENANTS = 1024
+#: How long closing waits for jobs to be cancelled.
+_FAREWELL_SECONDS = 5.0
+
+
+class GatewayState:
+    """Nothing of it outlives the process, and nothing of it is missed by another gateway."""
+
+    def __init__(
+        self, settings: GatewaySettings, *, authenticator: Authenticator | None = None
+    ) -> None:
+        self.settings = settings
+        self.metrics = GatewayMetrics()
+        self.started_at = int(time.time())
+        #: Up while the process drains: probes are told to send nobody here any more.
+        self.is_draining = False
+        keys = settings.api_keys
+        self.authenticator = authenticator or (FixedKeys(keys) if keys else AnyCaller())
+        self._shared = AsyncShared(settings.broker_seconds)
+        self._producers: OrderedDict[str, AsyncProducer] = OrderedDict()
+        self._token_texts: OrderedDict[str, TokenTexts] = OrderedDict()
+        self._chores: set[asyncio.Task[None]] = set()
+
+    def producer(self, tenant: str) -> AsyncProducer:
+        """Return the client for a tenant's jobs; all of them share connections and tokenizers."""
+        producer = self._producers.get(tenant)
+        if producer is None:
+            producer = AsyncProducer(
+                self.settings.redis_url,
+                tenant=tenant,
+                timeout=self.settings.broker_seconds,
+                _shared=self._shared,
+            )
+            self._producers[tenant] = producer
+            while len(self._producers) > MAX_TENANTS:
+                self._producers.popitem(last=False)
+        self._producers.move_to_end(tenant)
+        return producer
+
+    def token_texts(self, tokenizer: Tokenizer) -> TokenTexts:
+        """Return what is remembered of the texts of a tokenizer's single tokens."""
+        texts = self._token_texts.get(tokenizer.digest)
+        if texts is None:
+            texts = self._token_texts[tokenizer.digest] = TokenTexts(tokenizer)
+            while len(self._token_texts) > 4:
+                self._token_texts.popitem(last=False)
+        return texts
+
+    def spawn(self, chore: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something that must be done although its request is over."""
+        task = asyncio.create_task(chore, name=name)
+        self._chores.add(task)
+        task.add_done_callback(self._end_chore)
+
+    async def close(self) -> None:
+        """Finish the chores, for a few seconds at most, and close the connections."""
+        if self._chores:
+            await asyncio.wait(self._chores, timeout=_FAREWELL_SECONDS)
+        await self._shared.close()
+
+    def _end_chore(self, task: asyncio.Task[None]) -> None:
+        self._chores.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("%s: %s", task.get_name(), error)

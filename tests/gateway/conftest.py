@@ -1,0 +1,61 @@
+"""One live Tidemill with a gateway and a tiny random model, shared by the tests of this folder."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from support.small_stacks import small_stack
+from support.tiny_chat_model import save_tiny_chat_model
+from support.wait import wait_until
+from tidemill import Producer
+from tidemill.cli.stack import Stack
+
+MODEL = "tiny"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where it runs: the gateway's address and the stack behind it."""
+
+    url: str
+    stack: Stack
+    model_dir: Path
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Embedded broker, scheduler, one worker, and a gateway on a free port."""
+    model_dir = save_tiny_chat_model(tmp_path_factory.mktemp("model"))
+    port = free_port()
+    with small_stack(
+        model_dir,
+        tmp_path_factory.mktemp("data"),
+        *("--max-num-seqs", "16", "--kv-cache-memory-bytes", str(64 << 20)),
+        name=MODEL,
+        gateway_args=("--port", str(port)),
+    ) as stack:
+        wait_until(lambda: is_open(port), 30, "the gateway does not listen")
+        yield Site(f"http://127.0.0.1:{port}", stack, model_dir)
+
+
+@pytest.fixture
+def producer(site: Site) -> Iterator[Producer]:
+    """The SDK, for the same queue."""
+    with Producer(site.stack.url, timeout=30) as client:
+        yield client
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_open(port: int) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
