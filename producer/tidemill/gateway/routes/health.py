@@ -17,9 +17,6 @@ _PROBED: dict[int | str, dict[str, Any]] = {
     200: {"description": "Send requests here"},
     503: {"description": "Do not"},
 }
-    200: {"description": "Send requests here"},
-    503: {"description": "Do not"},
-}
 
 
 @router.api_route("/health", methods=["GET", "HEAD"], responses=_PROBED, response_class=Response)
