@@ -17,6 +17,7 @@ from tidemill.protocol.errors import (
     BrokerUnavailable,
     BrokerUnsupported,
     IdempotencyConflict,
+    NoSuchObject,
     QueueFull,
     RateLimited,
     StaleEpoch,
@@ -227,6 +228,7 @@ def _conflict(job_id: str) -> IdempotencyConflict:
         f"idempotency_key: already used for {job_id} with another body",
         field="idempotency_key",
         fix="Use a new key for a new body.",
+        job_id=job_id,
     )
 
 
@@ -243,6 +245,9 @@ _ERRORS: dict[str, Callable[..., TidemillError]] = {
     "EPOCH": lambda: StaleEpoch("a newer scheduler leads this shard"),
     "CONFLICT": _conflict,
     "BATCHCLOSED": _batch_closed,
+    "NOFILE": lambda: NoSuchObject(
+        "input_file_id: there is no such file any more", object_id="", fix="Upload it again."
+    ),
     "QUEUEFULL": _queue_full,
     "RATELIMITED": _rate_limited,
 }

@@ -33,6 +33,16 @@ def new_scheduler_id() -> str:
     return f"sch_{new_ulid()}"
 
 
+def new_file_id() -> str:
+    """Return a fresh id of a file; ids sort by their time."""
+    return f"file-{new_ulid()}"
+
+
+def new_batch_id() -> str:
+    """Return a fresh id of a batch; ids sort by their time."""
+    return f"batch_{new_ulid()}"
+
+
 def shard_of(job_id: str) -> str:
     """Return the two hex digits of the shard in ``job_id``; raises ``InvalidRequest``."""
     match = _JOB_ID.match(job_id)

@@ -15,22 +15,27 @@ REQUEUE_KEY, FRONT_KEY = RESERVED_KEYS = ("requeue:", "front:")
 #: Keys that live for ever by design; every other key carries a TTL or is emptied by its last job.
 _PERMANENT = (
     "act",
+    "bw",
     "cfg",
     "cnt",
     "dead",
     "dly",
     "due",
     "ended",
+    "ev",
     "front",
+    "fx",
     "lib",
     "mds",
     "run",
     "salt",
     "sche",
     "thr",
+    "whq",
+    "whw",
     "wk",
 )
-_EMPTIED = ("in:", "bj:")
+_EMPTIED = ("in:", "bj:", "wh:", "fs:", "bs:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,36 @@ class ShardKeys:
         """Set: ids of a batch's jobs that have not ended."""
         return self._name(f"bj:{tenant}:{batch}")
 
+    def file(self, tenant: str, file_id: str) -> str:
+        """Hash: what is known of a file; its content is in the blob store."""
+        return self._name(f"f:{tenant}:{file_id}")
+
+    def files(self, tenant: str) -> str:
+        """Sorted set: ids of a tenant's files, whose order is that of their creation."""
+        return self._name(f"fs:{tenant}")
+
+    def batch_object(self, tenant: str, batch_id: str) -> str:
+        """Hash: a batch of OpenAI's API, its state and counts."""
+        return self._name(f"bo:{tenant}:{batch_id}")
+
+    def batch_parts(self, tenant: str, batch_id: str) -> str:
+        """Hash: the parts of a batch's output that are in the blob store."""
+        return self._name(f"bp:{tenant}:{batch_id}")
+
+    def batch_objects(self, tenant: str) -> str:
+        """Sorted set: ids of a tenant's batches, whose order is that of their creation."""
+        return self._name(f"bs:{tenant}")
+
+    @property
+    def active_batches(self) -> str:
+        """Sorted set: ``<tenant> <batch id>`` of batches that work -> ms at which they expire."""
+        return self._name("bw")
+
+    @property
+    def stored_until(self) -> str:
+        """Sorted set: ``file|batch <tenant> <id>`` -> ms at which it is forgotten."""
+        return self._name("fx")
+
     @property
     def front_door(self) -> str:
         """Stream of submissions that any client may add to."""
@@ -163,6 +198,41 @@ class ShardKeys:
     def back_door(self, tenant: str) -> str:
         """Bounded stream of a tenant's ended jobs, for consumer groups of its own."""
         return self._name(f"out:{tenant}")
+
+    @property
+    def outbox(self) -> str:
+        """Stream of ends that somebody wants to hear of by webhook."""
+        return self._name("ev")
+
+    def hooks(self, tenant: str) -> str:
+        """Hash: a tenant's webhook endpoints, and what its callbacks are signed with."""
+        return self._name(f"wh:{tenant}")
+
+    def delivery(self, delivery_id: str) -> str:
+        """Hash: one event on its way to one endpoint."""
+        return self._name(f"whd:{delivery_id}")
+
+    @property
+    def due_deliveries(self) -> str:
+        """Sorted set: delivery -> ms at which somebody must look at it."""
+        return self._name("whq")
+
+    def delivery_log(self, tenant: str) -> str:
+        """Sorted set: a tenant's deliveries -> ms at which they were made."""
+        return self._name(f"whl:{tenant}")
+
+    def deliveries_in_flight(self, tenant: str) -> str:
+        """Sorted set: a tenant's deliveries with a running attempt -> the attempt's lease."""
+        return self._name(f"whr:{tenant}")
+
+    def circuit(self, name: str) -> str:
+        """Hash: how often an endpoint has failed in a row, and until when it is left alone."""
+        return self._name(f"whb:{name}")
+
+    @property
+    def hook_workers(self) -> str:
+        """Sorted set: process that works off the queue of deliveries -> until when it is alive."""
+        return self._name("whw")
 
     @property
     def salts(self) -> str:

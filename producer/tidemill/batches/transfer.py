@@ -1,0 +1,74 @@
+"""Content of files on its way to the blob store and from there, piece by piece."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.files import MAX_FILE_BYTES
+from tidemill.service.blobs.store import BlobStore
+from tidemill.service.blobs.writers import BlobWriter
+
+#: What is written or read at once.
+PIECE_BYTES = 1 << 18
+
+
+class UploadedBlob:
+    """A blob that grows, beside the event loop; leaving its context uncommitted discards it."""
+
+    def __init__(self, blobs: BlobStore, name: str, file_id: str) -> None:
+        self._blobs, self._name = blobs, name
+        self._writer: BlobWriter | None = None
+        self._pending = bytearray()
+        self.file_id = file_id
+        self.num_bytes = 0
+
+    async def write(self, data: bytes) -> None:
+        """Append; raises ``InvalidRequest`` where the file becomes too large."""
+        self.num_bytes += len(data)
+        if self.num_bytes > MAX_FILE_BYTES:
+            raise InvalidRequest(
+                f"file: it has more than {MAX_FILE_BYTES} bytes",
+                field="file",
+                fix="Split it into several.",
+            )
+        self._pending += data
+        if len(self._pending) >= PIECE_BYTES:
+            await self._flush()
+
+    async def commit(self) -> None:
+        """Let the blob appear."""
+        await self._flush()
+        await asyncio.to_thread(self._open_writer().commit)
+
+    async def __aenter__(self) -> Self:
+        self._writer = await asyncio.to_thread(self._blobs.writer, self._name)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self._open_writer().__exit__, kind, error, traceback)
+
+    async def _flush(self) -> None:
+        data, self._pending = bytes(self._pending), bytearray()
+        await asyncio.to_thread(self._open_writer().write, data)
+
+    def _open_writer(self) -> BlobWriter:
+        assert self._writer is not None, "the upload is not entered"
+        return self._writer
+
+
+async def content_of(blobs: BlobStore, name: str) -> AsyncIterator[bytes]:
+    """Read a blob, piece by piece."""
+    reader = blobs.reader(name)
+    file = await asyncio.to_thread(reader.__enter__)
+    try:
+        while data := await asyncio.to_thread(file.read, PIECE_BYTES):
+            yield data
+    finally:
+        await asyncio.to_thread(reader.__exit__, None, None, None)

@@ -1,0 +1,1 @@
+"""The store of values too large for Redis: files, batches' output."""

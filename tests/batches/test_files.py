@@ -1,0 +1,157 @@
+"""Files: stored as they come, listed, read, deleted, expired."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from support.shard import KEYS
+from tidemill.batches.client import AsyncBatches
+from tidemill.protocol.errors import InvalidRequest, NoSuchObject
+from tidemill.protocol.files import MAX_FILE_BYTES, StoredFile, file_blob
+from tidemill.service.blobs.store import BlobStore
+
+
+async def pieces(*data: bytes) -> AsyncIterator[bytes]:
+    for piece in data:
+        yield piece
+
+
+async def put(client: AsyncBatches, data: bytes = b"x", **options: object) -> StoredFile:
+    given = {"filename": "in.jsonl", "purpose": "batch", **options}
+    return await client.create_file(pieces(data), **given)  # type: ignore[arg-type]
+
+
+async def test_a_file_comes_back_as_it_was_sent(client: AsyncBatches) -> None:
+    file = await client.create_file(
+        pieces(b"one", b"", b"two" * 200_000), filename="/home/me/in.jsonl", purpose="batch"
+    )
+    assert file.plain() | {"created_at": 0, "expires_at": 0} == {
+        "id": file.file_id,
+        "object": "file",
+        "bytes": 600_003,
+        "created_at": 0,
+        "expires_at": 0,
+        "filename": "in.jsonl",
+        "purpose": "batch",
+        "status": "processed",
+        "status_details": None,
+    }
+    found, content = await client.content(file.file_id)
+    assert found == file
+    assert b"".join([data async for data in content]) == b"one" + b"two" * 200_000
+
+
+async def test_a_file_lives_for_thirty_days_or_as_long_as_it_is_told(
+    client: AsyncBatches, redis_client: redis.Redis
+) -> None:
+    month, day = await put(client), None
+    day = await put(client, expires_after={"anchor": "created_at", "seconds": 86400})
+    assert month.expires_ms - month.created_ms == 30 * 86_400_000
+    assert day.expires_ms - day.created_ms == 86_400_000
+    assert 86_300_000 < redis_client.pttl(KEYS.file("default", day.file_id)) <= 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"purpose": "batch_output"}, "purpose"),
+        ({"purpose": "other"}, "purpose"),
+        ({"expires_after": {"anchor": "last_active_at", "seconds": 3600}}, "expires_after.anchor"),
+        ({"expires_after": {"anchor": "created_at", "seconds": 60}}, "expires_after.seconds"),
+        ({"expires_after": {"anchor": "created_at", "seconds": True}}, "expires_after.seconds"),
+        ({"expires_after": "soon"}, "expires_after.anchor"),
+    ],
+)
+async def test_a_refused_file_leaves_nothing_in_the_store(
+    client: AsyncBatches, blobs: BlobStore, options: dict[str, object], field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        await put(client, **options)
+    assert refused.value.field == field
+    assert not list(blobs.list())
+
+
+async def test_a_file_above_the_limit_is_refused_while_it_comes(
+    client: AsyncBatches, blobs: BlobStore
+) -> None:
+    piece = bytes(1 << 20)
+    with pytest.raises(InvalidRequest, match="more than"):
+        async with client.begin_upload() as upload:
+            for _ in range(MAX_FILE_BYTES // len(piece) + 1):
+                await upload.write(piece)
+    assert not list(blobs.list())
+
+
+async def test_files_are_listed_in_pages_in_both_orders(client: AsyncBatches) -> None:
+    ids = [(await put(client)).file_id for _ in range(7)]
+    newest = sorted(ids, reverse=True)
+    page = await client.files(limit=3)
+    assert [file.file_id for file in page.items] == newest[:3] and page.has_more
+    page = await client.files(limit=4, after=newest[2])
+    assert [file.file_id for file in page.items] == newest[3:] and not page.has_more
+    page = await client.files(limit=2, order="asc")
+    told = page.plain()
+    assert [one["id"] for one in told["data"]] == newest[:-3:-1]
+    assert (told["first_id"], told["last_id"], told["has_more"]) == (newest[-1], newest[-2], True)
+
+
+async def test_a_page_goes_on_behind_a_file_that_was_deleted_meanwhile(
+    client: AsyncBatches,
+) -> None:
+    newest = sorted([(await put(client)).file_id for _ in range(4)], reverse=True)
+    await client.delete_file(newest[1])
+    page = await client.files(after=newest[1])
+    assert [file.file_id for file in page.items] == newest[2:]
+
+
+async def test_files_are_listed_by_purpose(client: AsyncBatches) -> None:
+    await put(client)
+    other = await put(client, purpose="user_data")
+    page = await client.files(purpose="user_data", limit=1)
+    assert list(page.items) == [other] and not page.has_more
+
+
+async def test_a_deleted_file_is_gone_and_its_blob_is_due(
+    client: AsyncBatches, redis_client: redis.Redis
+) -> None:
+    file = await put(client)
+    await client.delete_file(file.file_id)
+    for call in (client.file, client.delete_file, client.content):
+        with pytest.raises(NoSuchObject):
+            await call(file.file_id)
+    [(member, due)] = redis_client.zrange(KEYS.stored_until, 0, -1, withscores=True)
+    assert member.decode() == f"file default {file.file_id}"
+    assert due <= file.created_ms + 60_000
+
+
+@pytest.mark.parametrize("file_id", ["file-1", "x:file-1", "ünï", "", "a b"])
+async def test_an_id_that_nobody_has_is_not_found(client: AsyncBatches, file_id: str) -> None:
+    with pytest.raises(NoSuchObject):
+        await client.file(file_id)
+
+
+async def test_a_tenant_does_not_see_the_files_of_another(
+    client: AsyncBatches, redis_url: str, blobs: BlobStore
+) -> None:
+    file = await put(client)
+    async with AsyncBatches(redis_url, tenant="other", blobs=blobs) as other:
+        for file_id in (file.file_id, f"default:{file.file_id}"):
+            with pytest.raises(NoSuchObject):
+                await other.file(file_id)
+            with pytest.raises(NoSuchObject):
+                await other.delete_file(file_id)
+        assert not (await other.files()).items
+        with pytest.raises(NoSuchObject):
+            await other.create_batch(input_file_id=file.file_id, endpoint="/v1/completions")
+
+
+async def test_a_tenant_with_an_odd_name_stays_within_its_folder(
+    redis_client: redis.Redis, redis_url: str, tmp_path: Path
+) -> None:
+    blobs = BlobStore(str(tmp_path / "blobs"))
+    async with AsyncBatches(redis_url, tenant="..", blobs=blobs) as client:
+        file = await put(client)
+        assert [blob.name for blob in blobs.list()] == [file_blob(KEYS, "..", file.file_id)]
+        assert (tmp_path / "blobs" / "00" / "files" / "t-.." / file.file_id).exists()
