@@ -17,6 +17,7 @@ from tidemill.protocol.messages import (
     JobTerms,
     invalid_request,
 )
+from tidemill.protocol.values import check_http_url
 
 MAX_SECONDS = MAX_DURATION_MS // 1000
 
@@ -37,7 +38,7 @@ class TermOptions(TypedDict, total=False):
     worker within ``max_queue`` seconds of the moment it may run, and its next token within
     ``stall_timeout`` seconds while it runs; otherwise it expires.  After an error that may pass it
     is tried again, ``max_retries`` times at most.  ``batch`` names jobs that are counted and
-    cancelled together.
+    cancelled together.  ``callback_url`` gets a signed webhook once the job has ended.
     """
 
     delay: float | None
@@ -47,6 +48,7 @@ class TermOptions(TypedDict, total=False):
     stall_timeout: float | None
     max_retries: int | None
     batch: str | None
+    callback_url: str | None
 
 
 def take_terms(options: dict[str, Any]) -> JobTerms:
@@ -62,6 +64,7 @@ def take_terms(options: dict[str, Any]) -> JobTerms:
             not_before_ms=_unix_ms(given["at"]),
             max_retries=_retries(given["max_retries"]),
             batch=_batch(given["batch"]),
+            callback_url=_callback(given["callback_url"]),
         )
     except ValidationError as error:
         # Each for itself is right, so it is the deadline that comes before the job may run.
@@ -145,6 +148,23 @@ def _retries(retries: object) -> int:
 
 def _batch(name: object) -> str:
     return "" if name is None else check_batch(name)
+
+
+def _callback(url: object) -> str:
+    if url is None:
+        return ""
+    if not isinstance(url, str):
+        raise InvalidRequest(
+            f"callback_url: {type(url).__name__} is not an address", field="callback_url"
+        )
+    try:
+        return check_http_url(url)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"callback_url: {error}",
+            field="callback_url",
+            fix="Give one such as https://example.com/hooks.",
+        ) from error
 
 
 def _bad_batch(name: object) -> InvalidRequest:

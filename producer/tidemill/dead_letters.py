@@ -24,7 +24,7 @@ from tidemill.protocol.stored import require_number, require_text, stored_number
 _PAGE_SIZE = 500
 
 #: Fields of a dead job that its repetition takes over.
-_KEPT = ("st", "req", "h", "cost", "tk", "mx", "sm", "bid", "mt", "g")
+_KEPT = ("st", "req", "h", "cost", "tk", "mx", "sm", "bid", "mt", "g", "wh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class DeadLetters:
             return self._new_job(letter, raw, *others)
 
     def _new_job(self, letter: DeadLetter, raw: bytes, *others: bytes | None) -> NewJob:
-        key, cost, tokens, retries, stall, batch, max_output, hint_depth = others
+        key, cost, tokens, retries, stall, batch, max_output, hint_depth, callback = others
         request = decode_request(raw)
         return NewJob(
             job_id=new_job_id(self._keys.shard),
@@ -142,6 +142,7 @@ class DeadLetters:
                 max_retries=require_number("mx", retries),
                 stall_ms=require_number("sm", stall),
                 batch=require_text("bid", batch),
+                callback_url=require_text("wh", callback),
             ),
             parent=letter.job_id,
             max_output=require_number("mt", max_output),

@@ -11,7 +11,7 @@ import redis
 from support import shard
 from support.shard import KEYS, QUEUE
 from tidemill.protocol import calls, logprobs, messages, outcomes, requests, sampling
-from tidemill.protocol.calls import JobRef, RetryPause
+from tidemill.protocol.calls import JobRef, RetryPause, webhooks
 from tidemill.protocol.functions import _ERRORS, LUA_SOURCE, Call
 from tidemill.protocol.keys import ShardKeys, is_permanent
 from tidemill.protocol.messages import (
@@ -27,7 +27,7 @@ from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill.protocol.wire_model import WireModel
 
 PAGE = (Path(__file__).parents[2] / "docs" / "redis-keys.md").read_text()
-NUM_ENDING_KEYS = 14
+NUM_ENDING_KEYS = 16
 
 
 def rows(heading: str) -> Iterator[list[str]]:
@@ -68,7 +68,13 @@ def test_every_field_of_a_job_is_documented(redis_client: redis.Redis) -> None:
         name for row in rows("### The job hash") for name in re.findall(r"`(\w+)`", row[0])
     }
     epoch = shard.lead(redis_client)
-    terms = JobTerms(deadline_ms=10**6, max_queue_ms=10**6, stall_ms=10**6, batch="b")
+    terms = JobTerms(
+        deadline_ms=10**6,
+        max_queue_ms=10**6,
+        stall_ms=10**6,
+        batch="b",
+        callback_url="https://example.com/",
+    )
     job_id = shard.submit(
         redis_client, terms=terms, idempotency_key="k", parent="p", max_output=9, hint_depth=1
     )
@@ -170,6 +176,27 @@ EXAMPLES: list[Call[object]] = [
     calls.nack(KEYS, REF, fence=1, worker_id="w", error="e", pause=RetryPause()),
     calls.release(KEYS, job_id="job", fence=1, worker_id="w", queue=QUEUE),
     calls.drop_letter(KEYS, REF, entry_id="1-1", with_job=True),
+    webhooks.edit_hook(KEYS, tenant="t", field="cb", expected="", new="[]"),
+    webhooks.test_hook(KEYS, tenant="t", endpoint_id="we_1", event_id="evt_1"),
+    webhooks.take_delivery(
+        KEYS,
+        delivery_id="d",
+        tenant="t",
+        circuit="c",
+        lease_ms=1,
+        max_in_flight=1,
+        pause_ms=1,
+        failures_to_open=1,
+    ),
+    webhooks.mark_delivery(
+        KEYS,
+        delivery_id="d",
+        taken=webhooks.Taken(1, 1, 0, 1, "t", "we_1", "u", "c", "evt_1", b""),
+        mark=webhooks.Mark(webhooks.Outcome.RETRY, "{}", webhooks.Counts.FAILURE),
+    ),
+    webhooks.hand_delivery(KEYS, delivery_id="d", attempts=0, hands=0, wait_ms=1),
+    webhooks.replay_delivery(KEYS, delivery_id="d"),
+    webhooks.serve_hooks(KEYS, worker_id="w", ttl_ms=1),
 ]
 
 

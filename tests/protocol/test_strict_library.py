@@ -21,7 +21,8 @@ def load(client: redis.Redis, old: str, new: str) -> None:
 
 
 def test_a_key_that_was_not_declared_is_an_error(redis_client: redis.Redis) -> None:
-    load(redis_client, "redis.call('ZREM', K[2], A[1])", "redis.call('ZREM', 'act', A[1])")
+    question = "redis.call('EXISTS', K[1]) == 1 and redis.call('XLEN', K[1]) > 0"
+    load(redis_client, question, question.replace("'EXISTS', K[1]", "'EXISTS', 'act'"))
     with pytest.raises(redis.ResponseError, match="undeclared key act"):
         run(redis_client, calls.retire(KEYS, "p1:default"))
 

@@ -11,7 +11,8 @@ local declared, num_writes = {}, 0
 -- What the server offers while it loads a library is not what it offers while a function runs.
 local function server() return redis end
 local READS = {TIME = true, GET = true, HGET = true, HMGET = true, HSTRLEN = true, EXISTS = true,
-  XLEN = true, XRANGE = true, ZSCORE = true}
+  XLEN = true, XRANGE = true, ZSCORE = true,
+  HEXISTS = true, HGETALL = true, HKEYS = true, ZCARD = true}
 local NO_KEY = {TIME = true, SPUBLISH = true}
 local redis = {}
 function redis.error_reply(message) return server().error_reply(message) end

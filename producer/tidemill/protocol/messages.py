@@ -13,7 +13,15 @@ from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROUTING_HASH_BYTES
 from tidemill.protocol.sampling import DEFAULT_MAX_LOGPROBS, DEFAULT_MAX_N, SamplingParams
 from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill.protocol.structured import StructuredOutput
-from tidemill.protocol.values import AnyText, Name, ShortName, Tenant, Text, TokenIds
+from tidemill.protocol.values import (
+    AnyText,
+    Name,
+    OptionalUrl,
+    ShortName,
+    Tenant,
+    Text,
+    TokenIds,
+)
 from tidemill.protocol.wire_model import Natural, WireModel
 
 #: Longest delay, deadline and time limit: 30 days.
@@ -84,7 +92,7 @@ class JobTerms(WireModel):
     ``stall_ms`` the time a running job may take for its next token, from its dispatch on, so that
     a wait inside the worker counts.  A job that fails in a way
     that may pass is tried again up to ``max_retries`` times.  ``batch`` names a group of the
-    tenant's jobs that can be counted and cancelled together.
+    tenant's jobs that can be counted and cancelled together.  ``callback_url`` is told of the end.
     """
 
     delay_ms: Duration = 0
@@ -94,6 +102,7 @@ class JobTerms(WireModel):
     stall_ms: Duration = 0
     max_retries: Annotated[int, Field(strict=True, ge=0, le=MAX_RETRIES)] = DEFAULT_RETRIES
     batch: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{0,128}$")] = ""
+    callback_url: OptionalUrl = ""
 
     @model_validator(mode="after")
     def _deadline_after_start(self) -> "JobTerms":

@@ -1,6 +1,8 @@
 """Kinds of values that fields of wire messages hold."""
 
+import re
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
@@ -15,6 +17,38 @@ def _check_utf8(text: str) -> str:
     return text
 
 
+#: Longest address of a callback or of a webhook's endpoint.
+MAX_URL_CHARS = 2048
+_URL = re.compile(r"https?://[!-~]+")
+
+
+def check_http_url(url: str) -> str:
+    """Return ``url`` if it can be posted to; raises ``ValueError`` saying why not.
+
+    Whether its host may be reached is decided when that is done.
+    """
+    if len(url) > MAX_URL_CHARS:
+        raise ValueError(f"it has {len(url)} characters, the limit is {MAX_URL_CHARS}")
+    if not _URL.fullmatch(url) or "\\" in url:
+        raise ValueError("it is not an http or https address in ASCII")
+    parts = urlsplit(url)
+    try:
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError("its host or port is not valid") from error
+    if not host or "%" in parts.netloc:
+        raise ValueError("it names no host")
+    if "@" in parts.netloc:
+        raise ValueError("it holds a user name or a password")
+    return url
+
+
+def _check_optional_url(url: str) -> str:
+    return check_http_url(url) if url else url
+
+
+#: An address to post to, "" for none.
+OptionalUrl = Annotated[str, AfterValidator(_check_optional_url)]
 AnyText = Annotated[str, AfterValidator(_check_utf8)]
 Text = Annotated[AnyText, Field(min_length=1)]
 Count = Annotated[int, Field(strict=True, le=MAX_COUNT)]

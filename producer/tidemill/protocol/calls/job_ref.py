@@ -50,4 +50,6 @@ def ending_keys(keys: ShardKeys, ref: JobRef) -> tuple[str, ...]:
         keys.settings,
         keys.back_door(ref.tenant),
         keys.measures,
+        keys.outbox,
+        keys.hooks(ref.tenant),
     )

@@ -12,3 +12,5 @@ MODEL_TTL_MS = 24 * 3600 * 1000
 BACK_DOOR_TTL_MS = 7 * JOB_TTL_MS
 #: The answer to an entry of the front door.
 REPLY_TTL_MS = 24 * 3600 * 1000
+#: A webhook's delivery, since its last attempt; the index of a tenant's deliveries.
+DELIVERY_TTL_MS = 30 * JOB_TTL_MS

@@ -144,6 +144,7 @@ def _submit_args(keys: ShardKeys, job: NewJob) -> tuple[Field, ...]:
         job.parent,
         job.max_output,
         job.hint_depth,
+        terms.callback_url,
     )
 
 

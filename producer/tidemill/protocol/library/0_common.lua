@@ -8,12 +8,13 @@
 --
 -- Key types: job = hash, in = stream (group "sched"), act/run/dly/due/wk/mds/ended/lib = sorted
 -- set, out = stream, cmd = stream, idem = string, kv = string, cnt/salt/wi/md/cfg/thr/batch/rl = hash,
--- members = set, sch/sche/tok = string, dead/back/front = stream, reply = list.
+-- members = set, sch/sche/tok = string, dead/back/front/ev = stream, reply = list, wh/whd/whb = hash,
+-- whq/whl/whr = sorted set.
 -- Job fields: st state, tn tenant, md model, pr priority, qn queue, f fence, n tokens emitted,
 -- at attempts, cl fence of the last attempt that its worker read, cn n at the dispatch, cr crashes
 -- since the last new token, w worker, req request, h routing key, g how many hashes of it stand for
 -- a prefix id, cost prompt tokens, mt bound on output tokens, tk tokens counted against quotas, eid pointer's entry id, ik idempotency key, salt, res result, err last
--- error, bid batch, par parent, dl/qdl deadline of the job / of its first dispatch (ms, 0 none),
+-- error, bid batch, par parent, wh callback URL, dl/qdl deadline of the job / of its first dispatch (ms, 0 none),
 -- sm stall timeout (ms, 0 none), mx/rt retries allowed / used, tp last token (ms),
 -- ts/td/tf/te submitted, dispatched, first token, ended (ms).
 
@@ -71,11 +72,12 @@ end
 
 local function load_job(job)
   local v = redis.call('HMGET', job, 'st', 'n', 'f', 'w', 'tn', 'tk', 'bid', 'eid', 'at', 'cn',
-    'cl', 'mx', 'rt', 'dl', 'qdl', 'sm', 'td', 'tp', 'ik')
+    'cl', 'mx', 'rt', 'dl', 'qdl', 'sm', 'td', 'tp', 'ik', 'wh')
   if v[1] and not tonumber(v[2] or nil) then v[2] = '0' end
   return {st = v[1], n = v[2], f = v[3], w = v[4], tn = v[5] or v[1] and 'default', tk = v[6], bid = v[7], eid = v[8],
     at = v[9], cn = v[10], cl = v[11], mx = number(v[12]), rt = number(v[13]), dl = number(v[14]),
-    qdl = number(v[15]), sm = number(v[16]), td = number(v[17]), tp = number(v[18]), ik = v[19]}
+    qdl = number(v[15]), sm = number(v[16]), td = number(v[17]), tp = number(v[18]), ik = v[19],
+    wh = v[20] or ''}
 end
 
 -- Adds the pointer of a job to its ingress stream and returns the entry's id; v = {routing key,
@@ -119,4 +121,14 @@ local function next_due(v)
   if v.st ~= 'run' and number(v.f) == 0 then earlier(v.qdl) end
   if v.st == 'run' and v.sm ~= 0 then earlier(math.max(v.td, v.tp) + v.sm) end
   return due
+end
+
+-- Puts an entry into the outbox of webhooks, if the work has an address of its own (url) or its
+-- tenant, whose endpoints are in hooks, has some that are on.
+local function put_event(ev, hooks, url, fields)
+  if url ~= '' then
+    fields[#fields + 1] = 'u'
+    fields[#fields + 1] = url
+  elseif number(redis.call('HGET', hooks, 'on')) == 0 then return end
+  redis.call('XADD', ev, '*', unpack(fields))
 end

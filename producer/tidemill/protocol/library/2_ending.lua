@@ -1,6 +1,6 @@
 -- Every function that can end a job has these keys first:
--- K[1..14] = job out run dly due cnt idem ended dead batch members cfg back thr
-local NUM_ENDING_KEYS = 14
+-- K[1..16] = job out run dly due cnt idem ended dead batch members cfg back thr ev wh
+local NUM_ENDING_KEYS = 16
 
 -- What an ended job takes besides its request and its stored result: fields, and its token log.
 local BYTES_PER_JOB = 400
@@ -40,6 +40,18 @@ local function tell(K, id, v, e, t)
   redis.call('PEXPIRE', K[13], e.back_ttl)
 end
 
+-- Whether a job is a line of a batch object, whose end is told in place of its lines' ends.
+local function is_batch_line(v)
+  if not v.bid or v.bid == '' or not v.ik then return false end
+  return string.sub(v.ik, 1, #v.bid + 1) == v.bid .. ':'
+end
+
+-- One entry in the outbox of webhooks, if anybody wants to hear of the job.
+local function tell_webhooks(K, id, v, e, t)
+  if v.wh == '' and is_batch_line(v) then return end
+  put_event(K[15], K[16], v.wh, {'j', id, 's', e.state, 'r', e.reason, 'tn', v.tn, 't', t})
+end
+
 -- Ends a job for good: seals the token log, so that no later write to it can succeed, takes the job
 -- off every index and starts every TTL.  e = {state, reason, n, start, chunk, ending, result,
 -- channel, log_ttl, job_ttl, back_ttl, is_work}; chunk and result may be ''.  Only what a worker
@@ -71,6 +83,7 @@ local function seal(K, id, v, e)
   end
   leave_batch(K, id, v, e.state)
   tell(K, id, v, e, t)
+  tell_webhooks(K, id, v, e, t)
   redis.call('SPUBLISH', e.channel, entry .. ' ')
 end
 
@@ -87,13 +100,13 @@ local function bury_job(K, id, v, reason, ending, channel, times)
     'j', id, 'r', reason, 'a', v.at or 0, 'w', v.w or '', 't', v.tn)
 end
 
--- Takes a job that is not to run any more from wherever it is; K[15] = in, K[16] = cmd.
+-- Takes a job that is not to run any more from wherever it is; K[17] = in, K[18] = cmd.
 local function withdraw(K, id, v, cmd_ttl)
   if v.st == 'queued' then
-    redis.call('XACK', K[15], 'sched', v.eid)
-    redis.call('XDEL', K[15], v.eid)
+    redis.call('XACK', K[17], 'sched', v.eid)
+    redis.call('XDEL', K[17], v.eid)
   elseif v.st == 'run' then
-    command(K[16], 'cancel', id, v.f, cmd_ttl)
+    command(K[18], 'cancel', id, v.f, cmd_ttl)
   end
 end
 
@@ -130,7 +143,7 @@ end
 -- Fails a job that cannot run, in the name of an epoch: an old leader's view may be outdated.
 -- KEYS ending keys, in cmd sche   ARGV as cancel, epoch   -> as cancel; error EPOCH
 local function refuse(K, A)
-  if redis.call('GET', K[17]) ~= A[10] then return redis.error_reply('EPOCH') end
+  if redis.call('GET', K[19]) ~= A[10] then return redis.error_reply('EPOCH') end
   return cancel(K, A)
 end
 
@@ -222,6 +235,6 @@ local function reap(K, A)
   redis.call('ZREM', K[3], A[1])
   count(K[6], 'r:' .. v.tn, -1)
   count_queued(K[6], v.tn, v.tk, 1)
-  point(K[15], K[16], K[1], A[1], A[2], A[8])
+  point(K[17], K[18], K[1], A[1], A[2], A[8])
   return 1
 end
