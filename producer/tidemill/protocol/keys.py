@@ -15,6 +15,7 @@ REQUEUE_KEY, FRONT_KEY = RESERVED_KEYS = ("requeue:", "front:")
 #: Keys that live for ever by design; every other key carries a TTL or is emptied by its last job.
 _PERMANENT = (
     "act",
+    "bw",
     "cfg",
     "cnt",
     "dead",
@@ -23,6 +24,7 @@ _PERMANENT = (
     "ended",
     "ev",
     "front",
+    "fx",
     "lib",
     "mds",
     "run",
@@ -33,7 +35,7 @@ _PERMANENT = (
     "whw",
     "wk",
 )
-_EMPTIED = ("in:", "bj:", "wh:")
+_EMPTIED = ("in:", "bj:", "wh:", "fs:", "bs:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,36 @@ class ShardKeys:
     def batch_members(self, tenant: str, batch: str) -> str:
         """Set: ids of a batch's jobs that have not ended."""
         return self._name(f"bj:{tenant}:{batch}")
+
+    def file(self, tenant: str, file_id: str) -> str:
+        """Hash: what is known of a file; its content is in the blob store."""
+        return self._name(f"f:{tenant}:{file_id}")
+
+    def files(self, tenant: str) -> str:
+        """Sorted set: ids of a tenant's files, whose order is that of their creation."""
+        return self._name(f"fs:{tenant}")
+
+    def batch_object(self, tenant: str, batch_id: str) -> str:
+        """Hash: a batch of OpenAI's API, its state and counts."""
+        return self._name(f"bo:{tenant}:{batch_id}")
+
+    def batch_parts(self, tenant: str, batch_id: str) -> str:
+        """Hash: the parts of a batch's output that are in the blob store."""
+        return self._name(f"bp:{tenant}:{batch_id}")
+
+    def batch_objects(self, tenant: str) -> str:
+        """Sorted set: ids of a tenant's batches, whose order is that of their creation."""
+        return self._name(f"bs:{tenant}")
+
+    @property
+    def active_batches(self) -> str:
+        """Sorted set: ``<tenant> <batch id>`` of batches that work -> ms at which they expire."""
+        return self._name("bw")
+
+    @property
+    def stored_until(self) -> str:
+        """Sorted set: ``file|batch <tenant> <id>`` -> ms at which it is forgotten."""
+        return self._name("fx")
 
     @property
     def front_door(self) -> str:
