@@ -2,6 +2,7 @@
 
 import socket
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def test_ranks_share_heads_inner_features_and_layers(config: ModelConfig) -> Non
     assert {part.num_heads for part in parts} == {2}
     assert {part.intermediate_size for part in parts} == {24}
     assert [(part.first_layer, part.num_layers) for part in parts] == [(0, 2)] * 4 + [(2, 3)] * 4
-    assert largest_part(config, place_of(0, 4, 2)).num_layers == 3
+    largest = largest_part(partial(split_config, config), place_of(0, 4, 2))
+    assert largest.num_layers == 3
 
 
 def test_ranks_that_outnumber_the_heads_of_keys_hold_the_same_ones(config: ModelConfig) -> None:
@@ -115,15 +117,6 @@ def test_settings_that_do_not_go_with_ranks_are_refused(
     assert make_team(replace(config, tensor_parallel_size=1), "cpu") is None
     with pytest.raises(ConfigError, match=named):
         make_team(config, config.device)
-
-
-def test_models_on_transformers_are_not_split(tmp_path: Path) -> None:
-    from tidemill_gpuworker.loading.model_choice import choose_model
-
-    model_dir = save_golden_model(make_golden_model("llama untied"), tmp_path)
-    source = choose_model(model_dir, "transformers")
-    with pytest.raises(UnsupportedModel, match="runs on transformers"):
-        ModelRunner(model_dir, num_blocks=8, source=source, followers=Team(2))
 
 
 def open_checkpoint(directory: Path, tensors: dict[str, torch.Tensor]) -> Checkpoint:

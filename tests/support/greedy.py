@@ -31,13 +31,14 @@ class GreedyRun:
     num_hit_tokens: int = 0
     num_preemptions: int = 0
     largest_batch: int = 0
+    decode_sizes: set[int] = field(default_factory=set)
 
 
 @dataclass
 class _Driver:
     runner: ModelRunner
     scheduler: StepScheduler
-    max_tokens: int
+    max_tokens: Several[int]
     logits: dict[str, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     def step(self, run: GreedyRun) -> None:
@@ -45,12 +46,14 @@ class _Driver:
         rows = self.runner.execute(plan)
         run.num_steps += 1
         run.largest_batch = max(run.largest_batch, len(plan.scheduled))
+        if len(plan.sampling) == sum(item.num_tokens for item in plan.scheduled):
+            run.decode_sizes.add(len(plan.sampling))
         run.num_chunked += sum(not item.samples for item in plan.scheduled)
         sampled = [item.seq for item in plan.sampling]
         self.scheduler.update(plan, [(token,) for token in rows.argmax(-1).tolist()])
         for seq, row in zip(sampled, rows, strict=True):
             self.logits[seq.seq_id].append(row)
-            if len(seq.output_ids) == self.max_tokens:
+            if len(seq.output_ids) == self.max_tokens[int(seq.seq_id)]:
                 self.scheduler.finish(seq)
         self.scheduler.check_integrity()
 
@@ -58,17 +61,19 @@ class _Driver:
 def generate_greedily(
     runner: ModelRunner,
     prompts: list[list[int]],
-    max_tokens: int,
+    max_tokens: int | Several[int],
     config: StepConfig,
     adapters: Several[LoadedAdapter | None] = (),
 ) -> GreedyRun:
     """Generate ``max_tokens`` tokens for all prompts at once, through scheduler and block pool.
 
+    There may be a number for each prompt.
     ``adapters`` are those of the prompts, if any has one.
     """
     blocks = BlockManager(runner.num_blocks, runner.block_size, window=runner.model_config.window)
-    driver = _Driver(runner, StepScheduler(config, blocks), max_tokens)
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    counts = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
+    driver = _Driver(runner, StepScheduler(config, blocks), counts)
+    params = SamplingParams(temperature=0.0, max_tokens=max(counts), ignore_eos=True)
     seqs = [Sequence(str(i), list(ids), params, seed=0) for i, ids in enumerate(prompts)]
     for seq, adapter in zip(seqs, adapters, strict=False):
         seq.adapter = adapter

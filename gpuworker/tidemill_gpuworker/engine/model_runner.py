@@ -34,7 +34,7 @@ from tidemill_gpuworker.models.linear import can_pack
 from tidemill_gpuworker.parallel.followers import NO_FOLLOWERS, Followers, LoadOrder
 from tidemill_gpuworker.parallel.leading_model import LeadingCopier, lead
 from tidemill_gpuworker.parallel.requirements import check_parallel
-from tidemill_gpuworker.parallel.split_config import largest_part, split_config
+from tidemill_gpuworker.parallel.split_config import largest_part
 from tidemill_gpuworker.quantization.selection import choose_quantization
 from tidemill_gpuworker.steps.step_plan import ScheduledSequence, StepPlan
 from tidemill_kernels import AttentionBackend, select_backend
@@ -127,12 +127,12 @@ class ModelRunner:
         self.backend = _backend(self._device, block_size)
         self._model_dir = model_dir
         self._quantization = choose_quantization(model_dir, quantization)
-        check_parallel(self._source, self._quantization, followers.place)
+        check_parallel(self._quantization, followers.place)
         self._followers = followers
         self._adaptable = adaptable
-        self._part = split_config(self.model_config, followers.place)
+        self._part = self._source.split(followers.place)
         # Every rank has as many blocks as there is room for where they are largest.
-        self._largest_part = largest_part(self.model_config, followers.place)
+        self._largest_part = largest_part(self._source.split, followers.place)
         free = int(available_bytes(self._device) * memory_utilization)
         self._model = self._load_model(kv_cache_bytes or free, num_blocks)
         if self._device.type == "cuda" and num_blocks is None and kv_cache_bytes is None:
@@ -146,7 +146,7 @@ class ModelRunner:
         self._cache = self._make_cache(num_blocks, kv_cache_bytes or free)
         each = bytes_per_block(self._largest_part, block_size, self.kv_dtype)
         self.num_swap_blocks = num_swap_blocks_in(swap_space_bytes, each)
-        followers.make_cache(self.num_blocks, self.num_swap_blocks)
+        followers.make_cache(self.num_blocks, self.num_swap_blocks, self.kv_dtype)
         copier = BlockCopier(self._cache, self.num_swap_blocks)
         self._copier = LeadingCopier(copier, followers)
         _logger.info(
@@ -208,8 +208,7 @@ class ModelRunner:
     def _profile(self, plan: StepPlan, utilization: float) -> int:
         # The step fills a cache of its own, which holds just the blocks that it names.
         num_blocks = max(len(item.seq.block_table) for item in plan.scheduled)
-        cache = self._make_cache(num_blocks, 0)
-        self._followers.make_cache(num_blocks, 0)
+        cache = self._make_caches(num_blocks, self.kv_dtype)
         inputs = make_inputs(plan, self.block_size, self._device)
 
         def run_step() -> None:
@@ -246,6 +245,7 @@ class ModelRunner:
         part = self._source.load(checkpoint, options)
         model = lead(part, self.model_config.vocab_size, self._followers)
         self._followers.confirm()
+        self._source.check(model, options, self._make_caches)
         self._weight_bytes = checkpoint.num_bytes
         _log_saving(checkpoint, self.dtype)
         return model
@@ -253,8 +253,8 @@ class ModelRunner:
     def _load_order(self, num_positions: int) -> LoadOrder:
         return LoadOrder(
             model_dir=self._model_dir.absolute(),
+            impl=self._source.impl,
             dtype=str(self.dtype).removeprefix("torch."),
-            kv_dtype=str(self.kv_dtype).removeprefix("torch."),
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             num_positions=num_positions,
@@ -274,12 +274,21 @@ class ModelRunner:
             )
 
     def _make_cache(self, num_blocks: int | None, num_bytes: int) -> KVCache:
-        config, size, dtype = self._largest_part, self.block_size, self.kv_dtype
         if num_blocks is None:
-            num_blocks = num_blocks_in(num_bytes, config, size, dtype)
-        check_fits(num_blocks, config, size, dtype, self._device)
+            sizes = self._largest_part, self.block_size, self.kv_dtype
+            num_blocks = num_blocks_in(num_bytes, *sizes)
+        return self._cache_of(num_blocks, self.kv_dtype)
+
+    def _make_caches(self, num_blocks: int, dtype: torch.dtype) -> KVCache:
+        """Let all ranks make a cache for what comes before serving; returns this one's."""
+        self._followers.make_cache(num_blocks, 0, dtype)
+        return self._cache_of(num_blocks, dtype)
+
+    def _cache_of(self, num_blocks: int, dtype: torch.dtype) -> KVCache:
+        size, device = self.block_size, self._device
+        check_fits(num_blocks, self._largest_part, size, dtype, device)
         return make_kv_cache(
-            self._part, num_blocks=num_blocks, block_size=size, dtype=dtype, device=self._device
+            self._part, num_blocks=num_blocks, block_size=size, dtype=dtype, device=device
         )
 
 

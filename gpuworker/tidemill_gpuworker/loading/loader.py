@@ -138,6 +138,10 @@ class Checkpoint:
             self._num_replaced += math.prod(entry.shape) * (entry.dtype in FLOAT_DTYPES)
             self._taken.add(name)
 
+    def leave(self, num_weights: int) -> None:
+        """Leave so many numbers, of whatever tensors, to those that hold other parts."""
+        self._num_replaced += num_weights
+
     def skip_layers(self, layers: Container[int]) -> None:
         """Leave these layers to others."""
         found = {name: _LAYER_TENSOR.match(name) for name in self._owners}

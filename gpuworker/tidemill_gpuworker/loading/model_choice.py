@@ -1,8 +1,9 @@
 """Which implementation runs a model: our own layers, or those of `transformers`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -17,7 +18,7 @@ from tidemill_gpuworker.models.decoder import Decoder
 from tidemill_gpuworker.options.worker_config import ModelImpl
 from tidemill_gpuworker.parallel.collectives import NO_COLLECTIVES, Collectives
 from tidemill_gpuworker.parallel.shard import EVERYTHING, Place
-from tidemill_gpuworker.parallel.split_config import layers_of, split_config
+from tidemill_gpuworker.parallel.split_config import check_split, layers_of, split_config
 from tidemill_kernels import AttentionBackend
 
 
@@ -35,6 +36,19 @@ class Model(Protocol):
         ...
 
 
+class Part(Model, Protocol):
+    """What one rank holds of a model, perhaps all of it."""
+
+    @property
+    def head_is_split(self) -> bool:
+        """Whether the other ranks of the first stage take part in ``logits``."""
+        ...
+
+
+#: Makes a KV cache of so many blocks of a dtype, on all ranks.
+MakeCache = Callable[[int, torch.dtype], KVCache]
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """How a model is to be served.
@@ -42,7 +56,7 @@ class LoadOptions:
     Attributes:
         max_model_len: the longest context.
         num_positions: the longest sequence that there is room for.
-        place: the part of the model to load; only native models have parts.
+        place: the part of the model to load.
         ranks: those that hold the other parts.
     """
 
@@ -64,8 +78,24 @@ class ModelSource(Protocol):
         """The model's shape."""
         ...
 
-    def load(self, checkpoint: Checkpoint, options: LoadOptions) -> Model:
-        """Return the model; raises ``ModelError`` if its weights do not fit."""
+    @property
+    def impl(self) -> Literal["native", "transformers"]:
+        """Whose layers compute it."""
+        ...
+
+    def split(self, place: Place) -> ModelConfig:
+        """Return the shape of a part of the model.
+
+        Raises ``ConfigError`` or ``UnsupportedModel`` if there is no such part.
+        """
+        ...
+
+    def load(self, checkpoint: Checkpoint, options: LoadOptions) -> Part:
+        """Return the model, or the part wanted; raises ``ModelError`` if its weights do not fit."""
+        ...
+
+    def check(self, model: Model, options: LoadOptions, make_cache: MakeCache) -> None:
+        """Raise ``ModelError`` if the loaded model, all ranks together, computes nonsense."""
         ...
 
 
@@ -74,6 +104,16 @@ class NativeSource:
 
     def __init__(self, model_dir: Path) -> None:
         self.model_config = load_model_config(model_dir)
+
+    @property
+    def impl(self) -> Literal["native"]:
+        """Our own layers."""
+        return "native"
+
+    def split(self, place: Place) -> ModelConfig:
+        """Return the shape of a part; raises as ``check_split`` does."""
+        check_split(self.model_config, place.tensor.count, place.stage.count)
+        return split_config(self.model_config, place)
 
     def load(self, checkpoint: Checkpoint, options: LoadOptions) -> Decoder:
         """Return our own decoder with the weights of ``checkpoint``, or the part wanted."""
@@ -90,6 +130,9 @@ class NativeSource:
         )
         checkpoint.check_layers_taken()
         return model
+
+    def check(self, model: Model, options: LoadOptions, make_cache: MakeCache) -> None:
+        """Do nothing: the tests know all native families."""
 
 
 def choose_model(model_dir: Path, impl: ModelImpl = "auto") -> ModelSource:

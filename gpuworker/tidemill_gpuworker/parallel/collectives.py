@@ -35,6 +35,10 @@ class Collectives(Protocol):
         """Return [rows, features of all] on the leader for a part of the features on each rank."""
         ...
 
+    def gather_features(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what ``put_together`` does, on all ranks of this stage."""
+        ...
+
 
 class NoCollectives:
     """A model in one process."""
@@ -56,6 +60,10 @@ class NoCollectives:
         return x
 
     def put_together(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x``."""
+        return x
+
+    def gather_features(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x``."""
         return x
 
@@ -137,3 +145,10 @@ class ProcessGroup:
         parts = [torch.empty_like(x) for _ in range(self.place.tensor.count)] if leads else None
         dist.gather(x, parts, self._leader_of_stage, group=self._stage)
         return x if parts is None else torch.cat(parts, dim=-1)
+
+    def gather_features(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what ``put_together`` does, on all ranks of this stage."""
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.place.tensor.count)]
+        dist.all_gather(parts, x, group=self._stage)
+        return torch.cat(parts, dim=-1)

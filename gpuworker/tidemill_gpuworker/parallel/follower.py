@@ -9,15 +9,13 @@ import torch
 
 from tidemill.protocol.errors import TidemillError
 from tidemill_gpuworker.loading.loader import Checkpoint
-from tidemill_gpuworker.loading.model_choice import LoadOptions, NativeSource
+from tidemill_gpuworker.loading.model_choice import LoadOptions, Part, choose_model
 from tidemill_gpuworker.loading.model_config import ModelConfig
 from tidemill_gpuworker.memory.block_copier import BlockCopier
 from tidemill_gpuworker.memory.kv_cache import KVCache, make_kv_cache
-from tidemill_gpuworker.models.decoder import Decoder
 from tidemill_gpuworker.parallel import orders
 from tidemill_gpuworker.parallel.channel import Channel
 from tidemill_gpuworker.parallel.collectives import ProcessGroup
-from tidemill_gpuworker.parallel.split_config import split_config
 from tidemill_kernels import select_backend
 
 _log = logging.getLogger(__name__)
@@ -69,16 +67,15 @@ class Follower:
             raise
         self._channel.send(orders.DONE)
 
-    def _load_model(self, fields: dict[str, Any]) -> Decoder:
-        self._dtype: torch.dtype = getattr(torch, fields["dtype"])
-        self._kv_dtype: torch.dtype = getattr(torch, fields["kv_dtype"])
+    def _load_model(self, fields: dict[str, Any]) -> Part:
+        dtype: torch.dtype = getattr(torch, fields["dtype"])
         self._block_size: int = fields["block_size"]
         model_dir = Path(fields["model_dir"])
-        source = NativeSource(model_dir)
-        self._config: ModelConfig = split_config(source.model_config, self._group.place)
-        checkpoint = Checkpoint(model_dir, dtype=self._dtype, device=self._device)
+        source = choose_model(model_dir, fields["impl"])
+        self._config: ModelConfig = source.split(self._group.place)
+        checkpoint = Checkpoint(model_dir, dtype=dtype, device=self._device)
         options = LoadOptions(
-            dtype=self._dtype,
+            dtype=dtype,
             device=self._device,
             backend=self._backend,
             block_size=self._block_size,
@@ -94,7 +91,7 @@ class Follower:
             self._config,
             num_blocks=fields["num_blocks"],
             block_size=self._block_size,
-            dtype=self._kv_dtype,
+            dtype=getattr(torch, fields["dtype"]),
             device=self._device,
         )
         self._copier = BlockCopier(self._cache, fields["num_slots"])
@@ -104,6 +101,6 @@ class Follower:
         self._model(orders.unpack_inputs(fields, self._device), self._cache, self._backend)
 
     def _logits(self, fields: dict[str, Any]) -> None:
-        shape = (fields["num_rows"], self._config.hidden_size)
-        hidden = torch.empty(shape, dtype=self._dtype, device=self._device)
+        dtype: torch.dtype = getattr(torch, fields["dtype"])
+        hidden = torch.empty(fields["shape"], dtype=dtype, device=self._device)
         self._model.logits(self._group.share_rows(hidden))

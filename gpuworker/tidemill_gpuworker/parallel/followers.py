@@ -17,8 +17,8 @@ class LoadOrder:
     """What a rank must know to load its part of a model."""
 
     model_dir: Path
+    impl: str
     dtype: str
-    kv_dtype: str
     block_size: int
     max_model_len: int
     num_positions: int
@@ -48,7 +48,7 @@ class Followers(Protocol):
         """Wait until the last order is carried out."""
         ...
 
-    def make_cache(self, num_blocks: int, num_slots: int) -> None:
+    def make_cache(self, num_blocks: int, num_slots: int, dtype: torch.dtype) -> None:
         """Let them make KV pools of so many blocks, and CPU tiers of so many slots."""
         ...
 
@@ -81,7 +81,7 @@ class NoFollowers:
     def confirm(self) -> None:
         """Do nothing."""
 
-    def make_cache(self, num_blocks: int, num_slots: int) -> None:
+    def make_cache(self, num_blocks: int, num_slots: int, dtype: torch.dtype) -> None:
         """Do nothing."""
 
     def copy(self, copies: BlockCopies) -> None:

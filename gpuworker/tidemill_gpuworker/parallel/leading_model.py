@@ -3,11 +3,10 @@
 import torch
 
 from tidemill_gpuworker.engine.inputs import StepInputs
-from tidemill_gpuworker.loading.model_choice import Model
+from tidemill_gpuworker.loading.model_choice import Model, Part
 from tidemill_gpuworker.memory.block_copier import BlockCopier
 from tidemill_gpuworker.memory.block_copies import BlockCopies
 from tidemill_gpuworker.memory.kv_cache import KVCache
-from tidemill_gpuworker.models.decoder import Decoder
 from tidemill_gpuworker.parallel.followers import Followers
 from tidemill_kernels import AttentionBackend
 
@@ -18,7 +17,7 @@ class LeadingModel:
     Raises ``EngineFailed`` if anything fails: the ranks stand in the middle of a step then.
     """
 
-    def __init__(self, model: Decoder, vocab_size: int, followers: Followers) -> None:
+    def __init__(self, model: Part, vocab_size: int, followers: Followers) -> None:
         self._model = model
         self._vocab_size = vocab_size
         self._followers = followers
@@ -26,7 +25,7 @@ class LeadingModel:
     def __call__(
         self, inputs: StepInputs, cache: KVCache, backend: AttentionBackend
     ) -> torch.Tensor:
-        """Run a step as ``Decoder`` does."""
+        """Run a step as the whole model would."""
         self._followers.begin_step(inputs)
         try:
             return self._model(inputs, cache, backend)
@@ -62,9 +61,8 @@ class LeadingCopier:
             raise self._followers.failed(error) from error
 
 
-def lead(model: Model, vocab_size: int, followers: Followers) -> Model:
+def lead(model: Part, vocab_size: int, followers: Followers) -> Model:
     """Return the model as the leader runs it."""
     if followers.place.is_whole:
         return model
-    assert isinstance(model, Decoder), "only native models are split"
     return LeadingModel(model, vocab_size, followers)

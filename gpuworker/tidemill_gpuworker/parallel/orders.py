@@ -58,6 +58,11 @@ def unpack_copies(fields: dict[str, Any]) -> BlockCopies:
     )
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in torch."""
+    return str(dtype).removeprefix("torch.")
+
+
 def _bytes(tensor: torch.Tensor) -> bytes:
     return tensor.cpu().numpy().tobytes()
 

@@ -1,5 +1,6 @@
 """The shape of what one rank computes, and the models that cannot be split so."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tidemill.protocol.errors import ConfigError, UnsupportedModel
@@ -18,10 +19,10 @@ def check_split(config: ModelConfig, tensor_size: int, num_stages: int) -> None:
     """
     for name, size in _split_sizes(config).items():
         if size % tensor_size:
-            raise _indivisible(name, size, tensor_size)
+            raise indivisible(name, size, tensor_size)
     num_kv_heads = config.num_kv_heads
     if num_kv_heads % tensor_size and tensor_size % num_kv_heads:
-        raise _indivisible("num_key_value_heads", num_kv_heads, tensor_size)
+        raise indivisible("num_key_value_heads", num_kv_heads, tensor_size)
     if num_stages > config.num_layers:
         raise ConfigError(
             f"a model of {config.num_layers} layers has no {num_stages} pipeline stages",
@@ -62,10 +63,13 @@ def layers_of(num_layers: int, stage: Shard) -> range:
     return range(borders[stage.index], borders[stage.index + 1])
 
 
-def largest_part(config: ModelConfig, place: Place) -> ModelConfig:
-    """Return the config of the part with the most KV per token, of those ``place`` is one of."""
+def largest_part(split: Callable[[Place], ModelConfig], place: Place) -> ModelConfig:
+    """Return the config of the part with the most KV per token, of those ``place`` is one of.
+
+    ``split`` returns the config of a part, as ``split_config`` does.
+    """
     stages = [Shard(number, place.stage.count) for number in range(place.stage.count)]
-    parts = [split_config(config, replace(place, stage=stage)) for stage in stages]
+    parts = [split(replace(place, stage=stage)) for stage in stages]
     return max(parts, key=lambda part: part.kv_elements_per_token)
 
 
@@ -95,7 +99,8 @@ def _split_sizes(config: ModelConfig) -> dict[str, int]:
     return sizes
 
 
-def _indivisible(name: str, size: int, tensor_size: int) -> ConfigError:
+def indivisible(name: str, size: int, tensor_size: int) -> ConfigError:
+    """Return the error for a size that so many ranks cannot share."""
     return ConfigError(
         f"--tensor-parallel-size {tensor_size} does not divide {name} {size} of this model",
         fix="Choose a divisor.",

@@ -110,9 +110,10 @@ class Team:
             if answer != orders.DONE:
                 raise EngineFailed(f"rank {rank.number}: {fields.get('error')}", fix=_FIX)
 
-    def make_cache(self, num_blocks: int, num_slots: int) -> None:
+    def make_cache(self, num_blocks: int, num_slots: int, dtype: torch.dtype) -> None:
         """Let each rank make a KV pool and a CPU tier."""
-        self._order(orders.CACHE, {"num_blocks": num_blocks, "num_slots": num_slots})
+        sizes = {"num_blocks": num_blocks, "num_slots": num_slots}
+        self._order(orders.CACHE, {**sizes, "dtype": orders.name_of(dtype)})
         self.confirm()
 
     def copy(self, copies: BlockCopies) -> None:
@@ -126,7 +127,8 @@ class Team:
     def begin_logits(self, hidden: torch.Tensor) -> None:
         """Let the ranks of the first stage take part in the logits of these rows."""
         first_stage = self._ranks[: self._tensor_size - 1]
-        self._order(orders.LOGITS, {"num_rows": len(hidden)}, first_stage)
+        fields = {"shape": [*hidden.shape], "dtype": orders.name_of(hidden.dtype)}
+        self._order(orders.LOGITS, {**fields}, first_stage)
 
     def failed(self, error: Exception) -> Exception:
         """Note that a step was left unfinished: the ranks wait in the middle of it."""

@@ -1,6 +1,7 @@
 """The shape of a model that runs on `transformers`, and why one is refused."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,14 @@ from tidemill_gpuworker.loading.config_fields import read_config
 from tidemill_gpuworker.loading.layer_config import LayerConfig
 from tidemill_gpuworker.loading.model_config import ModelConfig
 from tidemill_gpuworker.loading.model_task import architecture_of, refuse_own_code
+from tidemill_gpuworker.parallel.shard import Place, Shard
+from tidemill_gpuworker.parallel.split_config import indivisible
+from tidemill_gpuworker.transformers_backend.split import (
+    DryRanks,
+    split_model,
+    splits_attention,
+    styles_of,
+)
 from tidemill_gpuworker.transformers_backend.survey import NO_INTERFACE, Survey, Unsuited, survey
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -38,6 +47,50 @@ class TransformersConfig:
         self._max_model_len = self._context(config)
         self.survey = self._survey()
         self.model_config = self._model_config(config)
+
+    def split(self, place: Place) -> ModelConfig:
+        """Return the shape of a part of the model.
+
+        Raises:
+            ConfigError: its sizes are no multiples of the number of parts.
+            UnsupportedModel: `transformers` has no plan for splitting it, or it has no stages.
+        """
+        if place.is_whole:
+            return self.model_config
+        if not place.stage.is_whole:
+            raise UnsupportedModel(
+                f"{self.architecture} runs on transformers, which has no pipeline stages",
+                fix="Leave out --pipeline-parallel-size; --tensor-parallel-size splits its layers.",
+            )
+        try:
+            first = self._survey_part(place.tensor).layers[0]
+        except Unsuited as error:
+            raise UnsupportedModel(
+                f"{self.architecture} cannot be split over several ranks: {error}",
+                fix="Leave out --tensor-parallel-size.",
+            ) from error
+        return replace(
+            self.model_config,
+            num_heads=first.num_heads,
+            num_kv_heads=first.num_kv_heads,
+            shard=place.tensor,
+        )
+
+    def _survey_part(self, shard: Shard) -> Survey:
+        def prepare(model: PreTrainedModel) -> None:
+            styles = styles_of(model, model.get_output_embeddings())
+            layer = self.survey.layers[0]
+            if splits_attention(styles, layer.name):
+                sizes = {
+                    "num_attention_heads": layer.num_heads,
+                    "num_key_value_heads": layer.num_kv_heads,
+                }
+                for name, size in sizes.items():
+                    if size % shard.count:
+                        raise indivisible(name, size, shard.count)
+            split_model(model, shard, DryRanks(shard.count))
+
+        return survey(self.model_class, self.load(), self._max_model_len, prepare)
 
     def load(self) -> PretrainedConfig:
         """Return a new config object; `transformers` changes those it is given."""

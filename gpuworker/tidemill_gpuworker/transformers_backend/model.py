@@ -24,12 +24,21 @@ from tidemill_kernels import AttentionBackend
 class TransformersModel:
     """Runs the flat batch of a step as one row of tokens; takes ``model`` over.
 
-    Nothing of a row but attention looks at another token, and ours knows the sequences.
+    Nothing of a row but attention looks at another token, and ours knows the sequences.  ``model``
+    may be a part that ``split_model`` left.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: tuple[SurveyedLayer, ...]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layers: tuple[SurveyedLayer, ...],
+        *,
+        head_is_split: bool = False,
+    ) -> None:
         register()
         model.set_attn_implementation(ATTENTION_NAME)
+        #: Whether the other ranks take part in ``logits``.
+        self.head_is_split = head_is_split
         self._slot = StepSlot()
         modules = dict(model.named_modules())
         for index, layer in enumerate(layers):

@@ -9,11 +9,10 @@ from tidemill.protocol.errors import UnsupportedModel
 from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.engine.inputs import make_inputs
 from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.loading.model_choice import LoadOptions, MakeCache, Model
 from tidemill_gpuworker.loading.model_config import ModelConfig
-from tidemill_gpuworker.memory.kv_cache import make_kv_cache
+from tidemill_gpuworker.memory.kv_cache import KVCache
 from tidemill_gpuworker.steps.step_plan import ScheduledSequence, StepPlan
-from tidemill_gpuworker.transformers_backend.model import TransformersModel
-from tidemill_kernels import AttentionBackend
 
 _NUM_TOKENS = 24
 #: Largest difference of logits by their spread.  Seen of right models: 4e-6 in float32; in bfloat16
@@ -33,48 +32,45 @@ def reference_logits(model: PreTrainedModel, config: ModelConfig) -> torch.Tenso
 
 @torch.inference_mode()
 def check_model(
-    model: TransformersModel,
+    model: Model,
     config: ModelConfig,
     expected: torch.Tensor,
-    backend: AttentionBackend,
-    block_size: int,
-    dtype: torch.dtype,
+    options: LoadOptions,
+    make_cache: MakeCache,
 ) -> None:
     """Raise UnsupportedModel unless ``model`` gives ``expected`` in chunks over a paged cache."""
-    found = _paged_logits(model, config, backend, block_size, dtype, expected.device)
+    block_size, dtype = options.block_size, options.dtype
+    seq = Sequence("check", _token_ids(config), SamplingParams(), seed=0)
+    num_blocks = -(-len(seq.prompt_ids) // block_size)
+    # Backwards, so that a table that is not heeded shows.
+    seq.block_table = list(range(num_blocks - 1, -1, -1))
+    cache = make_cache(num_blocks, dtype)
+    found = _paged_logits(model, seq, cache, options)
     difference = _difference(found, expected)
     if not difference <= _TOLERANCE.get(dtype, _HALF_TOLERANCE):
+        ranks = options.place.tensor
+        where = "" if ranks.is_whole else f", split over {ranks.count} ranks,"
         raise UnsupportedModel(
-            f"{config.architecture} is not supported: with paged attention its logits differ from"
-            f" transformers' own by {difference:.2g} of their spread",
+            f"{config.architecture} is not supported: with paged attention{where} its logits differ"
+            f" from transformers' own by {difference:.2g} of their spread",
             fix="Choose a model whose layers all attend to earlier tokens and keep no other state.",
         )
 
 
 def _paged_logits(
-    model: TransformersModel,
-    config: ModelConfig,
-    backend: AttentionBackend,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    model: Model,
+    seq: Sequence,
+    cache: KVCache,
+    options: LoadOptions,
 ) -> torch.Tensor:
-    ids = _token_ids(config)
-    num_tokens = len(ids)
-    seq = Sequence("check", ids, SamplingParams(), seed=0)
-    num_blocks = -(-num_tokens // block_size)
-    # Backwards, so that a table that is not heeded shows.
-    seq.block_table = list(range(num_blocks - 1, -1, -1))
-    cache = make_kv_cache(
-        config, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device
-    )
+    num_tokens = seq.num_prompt_tokens
     parts = []
     # Chunks that end inside a block, and one token alone.
     ends = [0, num_tokens // 2, num_tokens - 1, num_tokens]
     for start, end in pairwise(sorted(set(ends))):
         plan = StepPlan((ScheduledSequence(seq, start, end - start),))
-        inputs = make_inputs(plan, block_size, device)
-        parts.append(model.logits(model(inputs, cache, backend)))
+        inputs = make_inputs(plan, options.block_size, options.device)
+        parts.append(model.logits(model(inputs, cache, options.backend)))
     return torch.cat(parts)
 
 

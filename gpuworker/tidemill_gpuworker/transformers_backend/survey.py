@@ -4,7 +4,7 @@ The model is made on torch's meta device, where tensors have shapes and no conte
 one forward.  Its calls of the attention function, in order, are its layers.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.moe import ExpertsInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from tidemill.protocol.errors import TidemillError
 from tidemill_gpuworker.transformers_backend.masks import MaskFunction, window_of
 
 _PROBE_NAME = "tidemill_survey"
@@ -73,9 +74,12 @@ class _Notes:
 
 
 def survey(
-    model_class: type[PreTrainedModel], config: PretrainedConfig, max_model_len: int
+    model_class: type[PreTrainedModel],
+    config: PretrainedConfig,
+    max_model_len: int,
+    prepare: Callable[[PreTrainedModel], None] = lambda model: None,
 ) -> Survey:
-    """Return what the model does; ``config`` is changed.
+    """Return what the model does once ``prepare`` has changed it; ``config`` is changed.
 
     Raises:
         Unsuited: it cannot run over a paged cache; the message says why.
@@ -83,7 +87,9 @@ def survey(
     notes = _Notes()
     with _probes(notes), torch.inference_mode():
         try:
-            logits, names = _run(model_class, config)
+            logits, names = _run(model_class, config, prepare)
+        except (TidemillError, Unsuited):
+            raise
         except Exception as error:  # the model's own code may raise anything
             raise Unsuited(f"a dry run without weights failed: {error}") from error
     if not notes.calls:
@@ -95,13 +101,16 @@ def survey(
 
 
 def _run(
-    model_class: type[PreTrainedModel], config: PretrainedConfig
+    model_class: type[PreTrainedModel],
+    config: PretrainedConfig,
+    prepare: Callable[[PreTrainedModel], None],
 ) -> tuple[torch.Tensor, dict[torch.nn.Module, str]]:
     config._attn_implementation = _PROBE_NAME
     if model_class._can_set_experts_implementation():
         config._experts_implementation = _PROBE_NAME
     with torch.device("meta"):
         model = model_class(config).eval()
+        prepare(model)
         ids = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64)
         positions = torch.arange(_NUM_TOKENS)[None]
         # With a mask of ones nobody looks into the positions, which have no content here.
