@@ -15,11 +15,16 @@ from tidemill.gateway.identity import Authentication
 from tidemill.gateway.metrics import Counting
 from tidemill.gateway.openai_models.errors import ErrorResponse
 from tidemill.gateway.request_ids import RequestIds
-from tidemill.gateway.routes import health, models
+from tidemill.gateway.routes import chat, completions, health, models
 from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import TidemillError
 
-ROUTERS: tuple[APIRouter, ...] = (health.router, models.router)
+ROUTERS: tuple[APIRouter, ...] = (
+    health.router,
+    models.router,
+    completions.router,
+    chat.router,
+)
 
 #: Paths, by their beginnings, whose bodies are files.
 UPLOAD_PATHS = ("/v1/files", "/v1/audio")

@@ -1,0 +1,187 @@
+"""What a chat request asks of the queue."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tidemill._request import JobOptions, JobSpec
+from tidemill._structured import take_structured
+from tidemill.gateway.answering import Events, Plan
+from tidemill.gateway.call import Call
+from tidemill.gateway.checks import check_streaming, refuse
+from tidemill.gateway.openai_models.chat import ChatRequest
+from tidemill.gateway.options import answer_form, job_options
+from tidemill.gateway.prompts import LONG_CHARS, cut
+from tidemill.gateway.shaping.chat import (
+    ChatEvents,
+    ChatStyle,
+    chat_choices,
+    chat_prompt_fields,
+)
+from tidemill.gateway.shaping.envelope import Envelope
+from tidemill.gateway.shaping.logprobs import TokenNames
+from tidemill.openai.chat import ChatFormats, ChatJob, chat_job
+from tidemill.result import Result
+from tidemill.service.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ChatShape:
+    """Tells results and streams as chats; ``more`` are further fields of the answer."""
+
+    style: ChatStyle
+    more: dict[str, Any]
+
+    def body(self, results: Sequence[Result], envelope: Envelope) -> dict[str, Any]:
+        """Return the whole answer."""
+        [result] = results
+        fields = {**chat_prompt_fields(result, self.style), **self.more}
+        return envelope.around(chat_choices(result, self.style), **fields)
+
+    def events(self, envelope: Envelope) -> Events:
+        """Return the maker of a stream's events."""
+        return ChatEvents(envelope, self.style, envelope.id.partition("-")[2])
+
+
+async def plan_chat(call: Call, body: ChatRequest) -> Plan:
+    """Return the job of a request; raises ``InvalidRequest`` naming the field that is wrong."""
+    _check(body)
+    card = await call.producer.model(body.model)
+    tokenizer = await call.producer.tokenizer(body.model)
+    if _num_bytes(call) < LONG_CHARS:
+        job = make_chat_job(call, body, tokenizer)
+    else:
+        job = await asyncio.to_thread(make_chat_job, call, body, tokenizer)
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    ids = cut(job.prompt_ids, body, card, max_tokens)
+    options = _options(body, job, tokenizer, max_tokens)
+    options["idempotency_key"] = call.idempotency_key
+    return Plan(
+        specs=[JobSpec(ids, **options)],
+        shape=ChatShape(
+            _style(call, body, job, ids, tokenizer),
+            {} if body.metadata is None else {"metadata": body.metadata},
+        ),
+        card=card,
+        model=body.model or card.name,
+        id_prefix="chatcmpl",
+        kind="chat.completion",
+        event_kind="chat.completion.chunk",
+        prompt_field="messages",
+        streams=body.stream,
+        includes_usage=body.includes_usage,
+    )
+
+
+def make_chat_job(call: Call, body: ChatRequest, tokenizer: Tokenizer) -> ChatJob:
+    """Return prompt, constraint and parser of a request; raises ``InvalidRequest``."""
+    settings = call.state.settings
+    continues = body.continue_final_message
+    adds_prompt = (
+        not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    )
+    job = chat_job(
+        tokenizer,
+        body.messages,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        structured=take_structured({"structured": answer_form(body)}),
+        formats=ChatFormats.of(
+            tokenizer.chat_template,
+            tools=settings.tool_call_parser,
+            reasoning=settings.reasoning_parser,
+        ),
+        add_generation_prompt=adds_prompt,
+        template_options=_template_options(body),
+    )
+    if continues:
+        job = _continued(job, body.messages, tokenizer)
+    if body.add_special_tokens:
+        job = replace(job, prompt_ids=tuple(tokenizer.encode(job.prompt)))
+    return job
+
+
+def _check(body: ChatRequest) -> None:
+    check_streaming(body)
+    if body.functions is not None or body.function_call is not None:
+        raise refuse("functions", "OpenAI has replaced them by tools", "Send tools.")
+    if body.chat_template is not None:
+        raise refuse(
+            "chat_template", "templates are the model's own", "Put it into the model's directory."
+        )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise refuse("top_logprobs", "it needs logprobs", "Set logprobs to true.")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise refuse("continue_final_message", "it does not go with add_generation_prompt")
+
+
+def _template_options(body: ChatRequest) -> dict[str, Any]:
+    options = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        options.setdefault("reasoning_effort", body.reasoning_effort)
+    return options
+
+
+def _options(
+    body: ChatRequest, job: ChatJob, tokenizer: Tokenizer, max_tokens: int | None
+) -> JobOptions:
+    options = job_options(body)
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    if body.logprobs:
+        options["logprobs"] = body.top_logprobs or 0
+    if job.structured is not None:
+        options["structured"] = job.structured
+    elif body.skip_special_tokens is None and _reads_special_tokens(job, tokenizer):
+        options["skip_special_tokens"] = False
+    return options
+
+
+def _reads_special_tokens(job: ChatJob, tokenizer: Tokenizer) -> bool:
+    """Whether calls or reasoning are marked by tokens that a text would normally not show."""
+    markers: list[str] = []
+    if job.formats.tools is not None and job.choice.tools:
+        markers += job.formats.tools.readers
+    if job.formats.reasoning is not None:
+        markers += (job.formats.reasoning.open, job.formats.reasoning.close)
+    ids = (tokenizer.raw.token_to_id(marker) for marker in markers)
+    return any(token_id in tokenizer.all_special_ids for token_id in ids)
+
+
+def _style(
+    call: Call, body: ChatRequest, job: ChatJob, ids: Sequence[int], tokenizer: Tokenizer
+) -> ChatStyle:
+    names = None
+    if body.logprobs or body.prompt_logprobs is not None:
+        names = TokenNames(call.state.token_texts(tokenizer), body.return_tokens_as_token_ids)
+    return ChatStyle(
+        job=job,
+        names=names,
+        has_logprobs=body.logprobs,
+        has_prompt_logprobs=body.prompt_logprobs is not None,
+        has_ids=body.return_token_ids,
+        has_reasoning=body.include_reasoning,
+        tells_usage=body.tells_usage_always,
+        prompt_ids=ids,
+    )
+
+
+def _continued(job: ChatJob, messages: Any, tokenizer: Tokenizer) -> ChatJob:
+    """Return the job whose prompt ends with the last message, so that the answer goes on there."""
+    content = messages[-1].get("content")
+    text = content.rstrip() if isinstance(content, str) else ""
+    start = job.prompt.rfind(text)
+    if not text or start < 0:
+        raise refuse(
+            "continue_final_message", "the last message has no text to go on from", "Give it some."
+        )
+    prompt = job.prompt[: start + len(text)]
+    ids = tuple(tokenizer.encode(prompt, add_special_tokens=False))
+    return replace(job, prompt=prompt, prompt_ids=ids)
+
+
+def _num_bytes(call: Call) -> int:
+    length = call.request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else LONG_CHARS

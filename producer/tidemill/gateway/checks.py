@@ -1,0 +1,17 @@
+"""Checks that endpoints share; pure."""
+
+from tidemill.gateway.openai_models.sampling import GenerationRequest
+from tidemill.protocol.errors import InvalidRequest
+
+
+def refuse(field: str, reason: str, fix: str = "") -> InvalidRequest:
+    """Return the error for a field that is wrong."""
+    return InvalidRequest(f"{field}: {reason}", field=field, fix=fix)
+
+
+def check_streaming(body: GenerationRequest) -> None:
+    """Raise ``InvalidRequest`` for what goes only with a stream, or only without one."""
+    if body.stream_options is not None and not body.stream:
+        raise refuse("stream_options", "it is of streams alone", "Set stream, or leave it out.")
+    if body.prompt_logprobs is not None and body.stream:
+        raise refuse("prompt_logprobs", "they cannot be streamed", "Leave stream out.")

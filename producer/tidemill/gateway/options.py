@@ -1,0 +1,95 @@
+"""From the fields of a request to the options of its jobs; pure."""
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from tidemill._request import JobOptions
+from tidemill.gateway.openai_models.sampling import GenerationRequest
+from tidemill.openai.response_format import structured_fields
+from tidemill.protocol.errors import InvalidRequest
+
+#: Fields that jobs have under the same name.
+_SAME = (
+    *("model", "n", "best_of", "use_beam_search", "length_penalty", "min_tokens"),
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
+    *("skip_special_tokens", "spaces_between_special_tokens"),
+    *("logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids", "prompt_logprobs"),
+    *("repetition_detection", "priority", "deadline", "cache_salt"),
+)
+
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_CHARS = 512
+_MAX_NAME_CHARS = 128
+
+
+def job_options(body: GenerationRequest) -> JobOptions:
+    """Return the options of the request's jobs, but for what depends on the endpoint."""
+    fields = {name: getattr(body, name) for name in _SAME}
+    options: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+    if body.seed is not None and body.seed != -1:
+        # Half of the seeds that clients may send are below zero, ours are not.
+        options["seed"] = body.seed % 2**63
+    if body.prompt_cache_key:
+        options["prefix_id"] = _short(body.prompt_cache_key)
+    check_metadata(body.metadata)
+    options["stream"] = body.stream
+    taken: JobOptions = options  # type: ignore[assignment]  # checked where the job is made
+    return taken
+
+
+def answer_form(body: GenerationRequest) -> dict[str, Any] | None:
+    """Return the fields of ``StructuredOutput`` that a request asks for; None for free text.
+
+    Raises ``InvalidRequest`` naming the field that is wrong.
+    """
+    asked = {
+        "response_format": body.response_format,
+        "structured_outputs": body.structured_outputs,
+    }
+    guided = {
+        kind: value for name, kind in _GUIDED.items() if (value := getattr(body, name)) is not None
+    }
+    if guided and asked["structured_outputs"] is None:
+        asked["structured_outputs"] = guided
+    return structured_fields(asked)
+
+
+def check_metadata(metadata: Mapping[str, Any] | None) -> None:
+    """Raise ``InvalidRequest`` unless these are a few short texts, as OpenAI's API has it."""
+    if metadata is None:
+        return
+    if len(metadata) > MAX_METADATA:
+        raise _bad_metadata(f"it has {len(metadata)} entries, the limit is {MAX_METADATA}")
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY_CHARS:
+            raise _bad_metadata(f"a key is longer than {MAX_METADATA_KEY_CHARS} characters")
+        if not isinstance(value, str) or len(value) > MAX_METADATA_CHARS:
+            raise _bad_metadata(f"{key!r} is no text of {MAX_METADATA_CHARS} characters at most")
+
+
+def key_of_job(key: str | None, index: int, num_jobs: int) -> str | None:
+    """Return the idempotency key of one of a request's jobs, given the request's."""
+    if key is None or num_jobs == 1:
+        return key
+    return f"{sha256(key.encode('utf-8', 'replace')).hexdigest()}/{index}"
+
+
+def _short(name: str) -> str:
+    if len(name) <= _MAX_NAME_CHARS:
+        return name
+    return sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _bad_metadata(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"metadata: {reason}", field="metadata")

@@ -1,0 +1,109 @@
+"""Server-sent events, written with as few writes as there are moments with news."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from tidemill.gateway.disconnects import ClientGone, while_connected
+from tidemill.gateway.errors import ApiError, api_error
+
+_log = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+#: A comment, which clients skip; keeps proxies from closing a stream whose job waits.
+_KEEP_ALIVE = b": waiting\n\n"
+KEEP_ALIVE_SECONDS = 15.0
+
+_STOPPING = ApiError(503, "the server stops; send the request again", "server_error", "stopping")
+_GOODBYE_SECONDS = 0.5
+
+_HEADERS = {
+    "cache-control": "no-cache",
+    # Nginx would hold events back otherwise.
+    "x-accel-buffering": "no",
+}
+
+
+def event(data: bytes) -> bytes:
+    """Return an event with these data, which have no line breaks."""
+    return b"data: %b\n\n" % data
+
+
+class EventStream(Response):
+    """Writes what ``body`` yields, whole events, and closes it when the client goes.
+
+    An error of the body becomes an event, since the status has been told before.  ``owner`` is
+    entered before anything is sent, and left at the end however it comes; ``last`` ends the stream.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        body: AsyncGenerator[bytes],
+        *,
+        owner: AbstractContextManager[object] | None = None,
+        last: bytes = DONE,
+    ) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._events = body
+        self._owner = nullcontext() if owner is None else owner
+        self._last = last
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer."""
+        writer = _Writer(send)
+        start: Message = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        try:
+            with self._owner:
+                async with while_connected(
+                    receive, tick_seconds=KEEP_ALIVE_SECONDS, tick=writer.keep_alive
+                ):
+                    await send(start)
+                    await self._write(writer)
+        except ClientGone:
+            _log.debug("a client left its stream")
+            return
+        except asyncio.CancelledError:
+            await writer.say_goodbye()
+            raise
+        await send({"type": "http.response.body", "body": self._last, "more_body": False})
+
+    async def _write(self, writer: "_Writer") -> None:
+        async with aclosing(self._events) as events:
+            try:
+                async for data in events:
+                    await writer.write(data)
+            except Exception as error:
+                told = api_error(error)
+                if told.code == "internal_error":
+                    _log.exception("a stream failed")
+                await writer.write(event(told.encoded()))
+
+
+class _Writer:
+    """Sends events, and comments while there are none."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_quiet = False
+
+    async def write(self, data: bytes) -> None:
+        self._is_quiet = False
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def say_goodbye(self) -> None:
+        """Tell that the server stops, if that can be told at once."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                await self.write(event(_STOPPING.encoded()))
+
+    async def keep_alive(self) -> None:
+        if self._is_quiet:
+            await self._send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+        self._is_quiet = True
