@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn, get_args
 
 from tidemill.protocol.errors import ConfigError
-from tidemill.service.config import ServiceConfig
+from tidemill.service.config import ServiceConfig, WebhookConfig, load_webhook_config
 from tidemill_scheduler.policy.ageing import DEFAULT_AGE_SECONDS
 from tidemill_scheduler.policy.settings import Order
 
@@ -37,6 +37,9 @@ class SchedulerConfig:
     policy: Order = "prefix"
     #: How long a text job may wait for a worker that serves its model to appear.
     unknown_model_seconds: float = 30.0
+    #: Webhooks may go over http, to any port and any address: for development alone.
+    allow_private_webhooks: bool = False
+    webhooks: WebhookConfig = WebhookConfig(rq_url=None, secret="", allow_private=False)
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -93,6 +96,11 @@ def parse_arguments(arguments: Sequence[str] | None, service: ServiceConfig) -> 
         default="prefix",
         help="the order of waiting jobs: by shared prefixes, or by arrival alone (%(default)s)",
     )
+    parser.add_argument(
+        "--allow-private-webhooks",
+        action="store_true",
+        help="deliver webhooks over http, to any port and any address: for development alone",
+    )
     parser.add_argument("--metrics-port", type=int, help="0 takes a free one; none by default")
     options = parser.parse_args(arguments)
     if not options.redis_url:
@@ -100,4 +108,4 @@ def parse_arguments(arguments: Sequence[str] | None, service: ServiceConfig) -> 
             "the scheduler was given no broker",
             fix="Pass --redis-url or set TIDEMILL_REDIS_URL; `tidemill up` does both.",
         )
-    return SchedulerConfig(**vars(options))
+    return SchedulerConfig(**vars(options), webhooks=load_webhook_config())

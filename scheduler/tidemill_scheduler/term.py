@@ -33,6 +33,7 @@ from tidemill_scheduler.upkeep.libraries import Libraries
 from tidemill_scheduler.upkeep.limits import TenantWeights
 from tidemill_scheduler.upkeep.retention import Retention
 from tidemill_scheduler.upkeep.upkeep import keep_up
+from tidemill_webhooks.courier import make_courier
 
 
 class Term:
@@ -108,6 +109,13 @@ class Term:
             client, keys, health, backlog=self._scheduler.backlog, weights=self._weights
         )
         self._libraries = Libraries(client, keys)
+        self._courier = make_courier(
+            client,
+            keys,
+            config.redis_url,
+            config.webhooks,
+            allow_private=config.allow_private_webhooks,
+        )
 
     async def run(self) -> None:
         """Lead.
@@ -135,6 +143,7 @@ class Term:
             keep_up(self._retention.run),
             keep_up(self._meter.run),
             keep_up(self._libraries.run),
+            keep_up(self._courier.run),
         )
         await run_together(_translated(duty) for duty in duties)
 

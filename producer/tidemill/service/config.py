@@ -48,6 +48,13 @@ class ServiceConfig:
         """The shard that a scheduler or a worker serves."""
         return self.fixed_shard or "00"
 
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """All shards that there are, or the fixed one."""
+        if self.fixed_shard:
+            return (self.fixed_shard,)
+        return tuple(f"{number:02x}" for number in range(self.num_shards))
+
     def shard_of(self, tenant: str) -> str:
         """The shard that holds the jobs of a tenant."""
         return self.fixed_shard or shard_for_tenant(tenant, self.num_shards)
@@ -82,6 +89,30 @@ def load_api_keys(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the keys of ``TIDEMILL_API_KEY``, separated by commas; none if it is not set."""
     text = _Environment(os.environ if environ is None else environ).text("TIDEMILL_API_KEY")
     return tuple(key for part in text.split(",") if (key := part.strip()))
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookConfig:
+    """How webhooks go out.
+
+    ``rq_url`` is the server of RQ's queue, None for the broker itself.  ``secret`` signs the
+    callbacks of tenants that have none of their own.  ``allow_private`` lets them go anywhere, also
+    over http, for development.
+    """
+
+    rq_url: str | None
+    secret: str
+    allow_private: bool
+
+
+def load_webhook_config(environ: Mapping[str, str] | None = None) -> WebhookConfig:
+    """Read the environment; raises ``ConfigError`` naming the variable that is wrong."""
+    env = _Environment(os.environ if environ is None else environ)
+    return WebhookConfig(
+        rq_url=env.text("TIDEMILL_RQ_URL") or None,
+        secret=env.text("TIDEMILL_WEBHOOK_SECRET"),
+        allow_private=env.read("TIDEMILL_WEBHOOKS_ALLOW_PRIVATE", _yes_or_no, False),
+    )
 
 
 def load_crash_points(environ: Mapping[str, str] | None = None) -> dict[str, int]:
@@ -133,6 +164,12 @@ def parse_shard(text: str) -> str | None:
     if not _SHARD.fullmatch(text):
         raise ValueError("two lower-case hexadecimal digits, such as 00")
     return text
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("0 or 1")
+    return text == "1"
 
 
 def _num_shards(text: str) -> int:

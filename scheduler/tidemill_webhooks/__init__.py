@@ -1,0 +1,1 @@
+"""Tells the owners of finished work by signed webhooks, at least once."""
