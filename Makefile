@@ -16,7 +16,7 @@ export GOMP_SPINCOUNT  ?= 0
 # Tests start hundreds of processes, each of which would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check bench bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-structured bench-scale chaos soak clean
+.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check bench bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-structured bench-scale bench-gsm8k bench-perplexity chaos soak soak-engine clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -69,6 +69,9 @@ chaos: $(STAMP) ## Kill, pause and cut off everything in one run (ARGS="SEED JOB
 soak: $(STAMP) ## Chaos, seed after seed, until 200,000 jobs and 2,000 kills (ARGS="--record FILE")
 	@cd tests && ../$(BIN)/python -m chaos.soak $(ARGS)
 
+soak-engine: $(STAMP) ## 10,000 requests through one engine: no block, token or memory is lost (ARGS="--requests 1000")
+	@cd tests && ../$(BIN)/python -m support.engine_soak $(ARGS)
+
 bench-queue: $(STAMP) ## What each queue function costs beside plain pipelines, by durability level
 	@$(BIN)/python benchmarks/queue_bench.py $(ARGS)
 
@@ -84,6 +87,12 @@ bench-daemon: $(STAMP) ## What the scheduler's decisions cost, in time and memor
 bench-structured: $(STAMP) ## What structured output costs, and the score of tool calls by model family
 	@$(BIN)/python benchmarks/structured.py $(ARGS)
 	@$(BIN)/python benchmarks/tool_calls.py
+
+bench-gsm8k: $(STAMP) ## Answers to 200 questions of GSM8K beside transformers' (ARGS="--questions 5 --record FILE")
+	@$(BIN)/python benchmarks/gsm8k.py $(ARGS)
+
+bench-perplexity: $(STAMP) ## Perplexity on wikitext-2, plain and quantised, beside transformers' (ARGS="--all --json FILE")
+	@$(BIN)/python benchmarks/perplexity.py $(ARGS)
 
 bench-lane: $(STAMP) ## What the interactive lane and the index of caches cost, in microseconds (ARGS="1000 100000")
 	@$(BIN)/python benchmarks/interactive_cost.py $(ARGS)

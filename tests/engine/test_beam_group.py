@@ -8,10 +8,9 @@ from support.fake_engine import (
     FakeProcessor,
     FakeRunner,
     FakeSampler,
-    alternatives,
     generate,
     make_seq,
-    next_token,
+    search_beams,
 )
 from support.worker_rig import make_tokenizer
 from tidemill.protocol.errors import InvalidRequest
@@ -73,15 +72,7 @@ def make_group(width: int, prompt: list[int] = PROMPT, *, job_id: str = "job") -
 
 
 def expected(width: int, prompt: list[int] = PROMPT) -> list[list[int]]:
-    found: list[tuple[list[int], float]] = [([], 0.0)]
-    for _ in range(NUM_TOKENS):
-        longer = [
-            ([*ids, token], logprob + more)
-            for ids, logprob in found
-            for token, more in alternatives(next_token([*prompt, *ids]), 2 * width)
-        ]
-        found = sorted(longer, key=lambda pair: -pair[1])[:width]
-    return [ids for ids, _ in found]
+    return search_beams(prompt, width, NUM_TOKENS)
 
 
 def told_of(stage: Stage, job_id: str = "job") -> list[list[int]]:

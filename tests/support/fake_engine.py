@@ -143,6 +143,21 @@ def alternatives(token: int, num: int) -> tuple[tuple[int, float], ...]:
     return tuple((of_choice(token, place), -(1 + place) / 4) for place in range(num))
 
 
+def search_beams(
+    prompt: List[int], width: int, num_tokens: int, vocab_size: int = VOCAB_SIZE
+) -> list[list[int]]:
+    """The outputs of a beam search, the best first, computed without any engine."""
+    found: list[tuple[list[int], float]] = [([], 0.0)]
+    for _ in range(num_tokens):
+        longer = [
+            ([*ids, token], logprob + more)
+            for ids, logprob in found
+            for token, more in alternatives(next_token([*prompt, *ids], vocab_size), 2 * width)
+        ]
+        found = sorted(longer, key=lambda pair: -pair[1])[:width]
+    return [ids for ids, _ in found]
+
+
 def _sampled(token: int, row: Sequence) -> SampledToken:
     num = row.params.logprobs
     if num is None:
