@@ -8,6 +8,7 @@ _BATCH_BOUND = (
     f"{_PROPERTIES}"
     "::test_no_job_of_the_batch_lane_waits_beyond_its_bound_whatever_an_adversary_adds"
 )
+_SPLITS = "tests/scheduler/test_group_splits.py"
 _SHARES = "tests/scheduler/test_lane_shares.py"
 _CACHES = "tests/scheduler/test_kv_residency.py"
 
@@ -36,8 +37,40 @@ POLICY_MUTATIONS = (
         "        return job is not None and not owner.fits(job, self.uncached(job, owner))\n",
         "        return True\n",
         (
-            f"{_PROPERTIES}::test_followers_go_elsewhere_while_a_prefix_is_computed_only_to_save"
-            "_a_worker_from_idling",
+            f"{_SPLITS}"
+            "::test_a_worker_goes_on_with_its_group_until_it_has_clearly_more_than_an_idle_one",
+        ),
+    ),
+    Mutation(
+        "a worker without room for its group keeps it",
+        f"{_POLICY}/placement.py",
+        "        return job is not None and not owner.fits(job, self.uncached(job, owner))\n",
+        "        return False\n",
+        (
+            f"{_SPLITS}"
+            "::test_an_idle_worker_takes_over_from_one_that_has_no_credit_for_more_of_its_group",
+        ),
+    ),
+    Mutation(
+        "a silent worker keeps its group",
+        f"{_POLICY}/placement.py",
+        "        if owner is None or not self._is_open(owner) or self._gives_way(owner, thief):\n",
+        "        if owner is None or self._gives_way(owner, thief):\n",
+        (
+            f"{_SPLITS}"
+            "::test_a_worker_that_has_not_been_heard_of_for_longer_gives_its_group_away[3.0-6.0]",
+        ),
+    ),
+    Mutation(
+        "a first step of few tokens makes a worker look slow",
+        f"{_POLICY}/fleet.py",
+        "            _EARLIER_SHARE * self.predicted + _DEFAULT_COST.predict(step),\n",
+        "            _EARLIER_SHARE * self.predicted\n"
+        "            + _DEFAULT_COST.per_token * (step.prefill_tokens + step.decode_tokens),\n",
+        (
+            "tests/scheduler/test_fleet_speed.py"
+            "::test_a_worker_whose_cache_has_most_of_its_prompts_looks_as_fast_as_one_that_computes"
+            "_them",
         ),
     ),
     Mutation(

@@ -101,6 +101,42 @@ def test_steps_that_are_all_alike_are_predicted_although_nothing_tells_their_cos
     assert fit([step] * 60).predict(step) == pytest.approx(0.02)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("tokens", [1, 7, 512])
+def test_steps_of_one_size_cost_what_is_known_of_each_term_at_their_speed(
+    tokens: int, noise: float
+) -> None:
+    """Least squares alone puts all of their time down to one term, which makes the others free."""
+    prior = StepCost(base=2e-3, per_token=50e-6, per_pair=3e-9, per_context=0.2e-6)
+    truth = StepCost(base=40e-3, per_token=1e-3, per_pair=60e-9, per_context=4e-6)
+    step = StepFeatures(
+        prefill_tokens=tokens,
+        decode_tokens=3,
+        prefill_pairs=tokens * (tokens - 1) // 2 + tokens * 100,
+        context_tokens=600,
+    )
+    random_ = random.Random(tokens)
+    seconds = [truth.predict(step) * random_.lognormvariate(0.0, noise) for _ in range(60)]
+    fitted = fit_step_cost([step.model_copy(update={"seconds": s}) for s in seconds], prior)
+    assert fitted is not None
+    assert coefficients(fitted) == pytest.approx(coefficients(truth), rel=1e-3 + noise)
+
+
+def test_a_token_is_not_free_even_where_steps_of_all_sizes_take_as_long() -> None:
+    steps = [StepFeatures(decode_tokens=n, context_tokens=n, seconds=0.01) for n in range(1, 65)]
+    fitted = fit(steps)
+    assert fitted.per_token > 0
+    assert [fitted.predict(step) for step in steps] == pytest.approx([0.01] * 64, rel=0.02)
+
+
+def test_a_known_cost_in_which_tokens_are_free_does_not_make_them_so() -> None:
+    step = StepFeatures(prefill_tokens=8, prefill_pairs=28, seconds=0.02)
+    fitted = fit_step_cost([step] * 60, StepCost(base=0.02, per_token=0.0, per_pair=0.0))
+    assert fitted is not None
+    assert fitted.per_token > 0
+    assert fitted.predict(step) == pytest.approx(0.02)
+
+
 def test_without_a_step_that_took_time_there_is_no_fit() -> None:
     assert fit_step_cost([]) is None
     assert fit_step_cost([StepFeatures(decode_tokens=3)]) is None

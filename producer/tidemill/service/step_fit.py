@@ -10,6 +10,12 @@ is more than three standard deviations, estimated as 1.4826 times the median of 
 are left out and the fit repeated until no more change, eight times at most.  Errors below one
 percent are never an outlier's.  This stands as long as clearly more than half of the samples obey
 one cost.
+
+Steps may leave it open which coefficient their time is due to: those of one size all fit a constant
+as well as a cost for each token.  So the last solution is a ridge regression (Hoerl and Kennard,
+1970) towards a cost that is known before, scaled to the speed of the steps.  That a coefficient is
+off by a factor of two there weighs as much as one sample's error, which the residuals tell; where
+the steps say what it is, hundreds of samples outweigh that.
 """
 
 from collections.abc import Sequence
@@ -24,7 +30,12 @@ _DEVIATIONS = 3.0
 _MAD_TO_SIGMA = 1.4826
 _LEAST_SPREAD = 0.01
 #: Below this share of a column's length, what is left of it behind the others is rounding.
-_PIVOT = 1e-9
+_PIVOT = 1e-12
+#: Squared error, for each sample, that is taken to be there at least, so that what steps leave open
+#: is decided even if they fit to the last digit; well above the pivot.
+_LEAST_VARIANCE = 1e-11
+#: The cost of a token is at least this share of what is known before: none is free.
+_LEAST_SHARE = 0.01
 
 #: Values of the four features, or of their coefficients.
 _Row = tuple[float, float, float, float]
@@ -35,17 +46,45 @@ def fit_step_cost(steps: Sequence[StepFeatures], prior: StepCost | None = None) 
     """Return the cost that predicts ``steps`` best; None if none of them took any time.
 
     A coefficient about which the steps say nothing, because none had its feature, is taken from
-    ``prior``, by default the cost that nobody measured.
+    ``prior``, by default the cost that nobody measured; one about which they say little is near
+    that, at the speed of the steps.  The cost of a token is never zero.
     """
     rows = [_relative_row(step) for step in steps if step.seconds > 0]
     if not rows:
         return None
-    fitted = _fit_without_outliers(rows)
-    known = prior or StepCost()
-    values = (known.base, known.per_token, known.per_pair, known.per_context)
+    known = _values(prior or StepCost())
+    likely = _scaled(known, rows)
+    fitted = _lean(_without_outliers(rows), likely)
     seen = [any(row[column] for row in rows) for column in range(4)]
-    chosen = [new if has else old for new, old, has in zip(fitted, values, seen, strict=True)]
-    return StepCost(base=chosen[0], per_token=chosen[1], per_pair=chosen[2], per_context=chosen[3])
+    chosen = [new if has else old for new, old, has in zip(fitted, known, seen, strict=True)]
+    per_token = max(chosen[1], _LEAST_SHARE * likely[1])
+    return StepCost(base=chosen[0], per_token=per_token, per_pair=chosen[2], per_context=chosen[3])
+
+
+def _values(cost: StepCost) -> _Row:
+    """The coefficients; where one is zero, as nobody can lean on that, of the default cost."""
+    default = StepCost()
+    return (
+        cost.base or default.base,
+        cost.per_token or default.per_token,
+        cost.per_pair or default.per_pair,
+        cost.per_context or default.per_context,
+    )
+
+
+def _scaled(known: _Row, rows: list[_Row]) -> _Row:
+    """The known coefficients times how much slower the steps are, by the median of them."""
+    speed = median(_dot(known, row) for row in rows)
+    base, per_token, per_pair, per_context = (value / speed for value in known)
+    return base, per_token, per_pair, per_context
+
+
+def _lean(rows: list[_Row], likely: _Row) -> _Row:
+    """Solve once more, with what is known before as a sample for each coefficient."""
+    solution = _solve(rows)
+    squares = sum((1.0 - _dot(solution, row)) ** 2 for row in rows)
+    variance = max(squares / len(rows), _LEAST_VARIANCE * len(rows))
+    return _solve(rows, likely, variance)
 
 
 def _relative_row(step: StepFeatures) -> _Row:
@@ -54,23 +93,28 @@ def _relative_row(step: StepFeatures) -> _Row:
     return scale, tokens * scale, step.prefill_pairs * scale, step.context_tokens * scale
 
 
-def _fit_without_outliers(rows: list[_Row]) -> _Row:
+def _without_outliers(rows: list[_Row]) -> list[_Row]:
     kept = rows
-    solution = _solve(kept)
     for _ in range(_MAX_ROUNDS):
+        solution = _solve(kept)
         errors = [abs(1.0 - _dot(solution, row)) for row in rows]
         bound = max(_DEVIATIONS * _MAD_TO_SIGMA * median(errors), _LEAST_SPREAD)
         within = [row for row, error in zip(rows, errors, strict=True) if error <= bound]
         if len(within) == len(kept) and all(a is b for a, b in zip(within, kept, strict=True)):
             break
         kept = within
-        solution = _solve(kept)
-    return solution
+    return kept
 
 
-def _solve(rows: list[_Row]) -> _Row:
-    """Return the four coefficients, none negative, with the least sum of squared errors."""
+def _solve(rows: list[_Row], likely: _Row | None = None, variance: float = 0.0) -> _Row:
+    """Return the four coefficients, none negative, with the least sum of squared errors.
+
+    A coefficient that is 100 % off its ``likely`` value counts as ``variance`` of squared error.
+    """
     gram, target = _normal_equations(rows)
+    for column, value in enumerate(likely or ()):
+        gram[column][column] += variance / value**2
+        target[column] += variance / value
     best: _Row = (0.0, 0.0, 0.0, 0.0)
     least = 0.0
     for subset in _SUBSETS:

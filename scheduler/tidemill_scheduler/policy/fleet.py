@@ -1,9 +1,10 @@
 """The workers of one model, and how fast each of them is."""
 
 from collections.abc import Iterator, KeysView
+from typing import NamedTuple
 
 from tidemill.protocol.messages import WorkerStatus
-from tidemill.protocol.step_cost import StepCost
+from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill_scheduler.fleet.workers import Worker
 from tidemill_scheduler.intake.jobs import WaitingJob
 
@@ -18,8 +19,34 @@ _STUCK_SECONDS = 5.0
 #: A worker without a slot counts as busy for so long: nobody knows when a sequence ends.
 _FULL_SECONDS = 5.0
 
-#: Weight of the newest step in the rate of a worker that has not fitted its own costs yet.
-_RATE_SHARE = 0.2
+#: What earlier steps weigh beside the newest one, for the speed of a worker that has not fitted its
+#: own costs yet.
+_EARLIER_SHARE = 0.8
+
+
+class _StepTimes(NamedTuple):
+    """Seconds of the latest steps: those they took, and those that ``_DEFAULT_COST`` predicts."""
+
+    taken: float = 0.0
+    predicted: float = 0.0
+
+    def after(self, step: StepFeatures) -> "_StepTimes":
+        """Return the times with another step."""
+        return _StepTimes(
+            _EARLIER_SHARE * self.taken + step.seconds,
+            _EARLIER_SHARE * self.predicted + _DEFAULT_COST.predict(step),
+        )
+
+    @property
+    def cost(self) -> StepCost:
+        """The default cost, as many times slower as the steps were."""
+        factor = self.taken / self.predicted
+        return StepCost(
+            base=factor * _DEFAULT_COST.base,
+            per_token=factor * _DEFAULT_COST.per_token,
+            per_pair=factor * _DEFAULT_COST.per_pair,
+            per_context=factor * _DEFAULT_COST.per_context,
+        )
 
 
 class Fleet:
@@ -28,6 +55,8 @@ class Fleet:
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
         self._costs: dict[str, StepCost] = {}
+        # Of those that have not fitted their own costs yet.
+        self._step_times: dict[str, _StepTimes] = {}
         self._stale: frozenset[str] = frozenset()
         self._stuck: frozenset[str] = frozenset()
         # Those that take more work, in the order they came.
@@ -73,6 +102,7 @@ class Fleet:
         """Forget a worker."""
         self.tokens_per_second -= _speed(self._costs.pop(worker_id))
         del self._workers[worker_id]
+        self._step_times.pop(worker_id, None)
         self._open.pop(worker_id, None)
         if not self._workers:
             self.tokens_per_second = 0.0
@@ -95,17 +125,16 @@ class Fleet:
         """Take in what a status says about the worker's speed."""
         if worker_id in self._stale:
             self._stale -= {worker_id}
-        if status.step_cost is not None:
-            self._set_cost(worker_id, status.step_cost)
+        # Where tokens were free, workers would look alike whatever their caches hold.
+        if (fitted := status.step_cost) is not None and fitted.per_token:
+            self._step_times.pop(worker_id, None)
+            self._set_cost(worker_id, fitted)
         elif (step := status.step) is not None and step.prefill_tokens and step.seconds:
-            measured = step.seconds / (step.prefill_tokens + step.decode_tokens)
-            known = self._costs[worker_id]
-            is_first = known is _DEFAULT_COST
-            share = 1.0 if is_first else _RATE_SHARE
-            per_token = known.per_token + share * (measured - known.per_token)
-            # All of the time is put down to tokens until the worker can tell the terms apart.
-            cost = StepCost(base=0.0, per_token=per_token, per_pair=0.0, per_context=0.0)
-            self._set_cost(worker_id, cost)
+            # What each term costs is not to be told from a few steps: one of three tokens behind a
+            # long cached prefix takes hardly less than one of hundreds.
+            times = self._step_times.get(worker_id, _StepTimes()).after(step)
+            self._step_times[worker_id] = times
+            self._set_cost(worker_id, times.cost)
 
     def cost(self, worker_id: str) -> StepCost:
         """Return what steps of a worker cost."""
@@ -155,4 +184,4 @@ class UrgentFleet:
 
 
 def _speed(cost: StepCost) -> float:
-    return 1.0 / cost.per_token if cost.per_token else 0.0
+    return 1.0 / cost.per_token
