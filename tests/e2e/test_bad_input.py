@@ -80,7 +80,7 @@ def test_a_port_in_use_is_refused(demo_model_dir: Path, tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        outcome = box.run("up", "--model", str(demo_model_dir), "--port", str(port))
+        outcome = box.run("up", "--model", str(demo_model_dir), "--broker-port", str(port))
     assert outcome.status == 1 and str(port) in outcome.error
 
 

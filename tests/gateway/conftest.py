@@ -9,8 +9,8 @@ import pytest
 
 from support.small_stacks import small_stack
 from support.tiny_chat_model import save_tiny_chat_model
-from support.wait import wait_until
 from tidemill import Producer
+from tidemill.cli.gateway_options import GatewayOptions
 from tidemill.cli.stack import Stack
 
 MODEL = "tiny"
@@ -35,9 +35,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         tmp_path_factory.mktemp("data"),
         *("--max-num-seqs", "16", "--kv-cache-memory-bytes", str(64 << 20)),
         name=MODEL,
-        gateway_args=("--port", str(port)),
+        gateway=GatewayOptions(port=port),
     ) as stack:
-        wait_until(lambda: is_open(port), 30, "the gateway does not listen")
         yield Site(f"http://127.0.0.1:{port}", stack, model_dir)
 
 
@@ -53,9 +52,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def is_open(port: int) -> bool:
-    """Whether somebody listens there."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -144,7 +144,7 @@ def test_a_used_port_is_refused_before_anything_is_started(tmp_path: Path) -> No
         with pytest.raises(PortInUse) as refused:
             start(tmp_path / "data", port=port)
     assert str(port) in refused.value.message
-    assert "--port" in refused.value.fix
+    assert "--broker-port" in refused.value.fix
     assert not (tmp_path / "data" / "valkey.log").exists()
     start(tmp_path / "data").stop()
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tidemill.cli.gateway_options import GatewayOptions
 from tidemill.cli.stack import Stack, StackOptions
 from tidemill.cli.up import echo, thread_environment
 
@@ -17,7 +18,7 @@ def small_stack(
     *worker_args: str,
     name: str = "m",
     num_workers: int = 1,
-    gateway_args: tuple[str, ...] | None = None,
+    gateway: GatewayOptions | None = None,
 ) -> Iterator[Stack]:
     """Run broker, scheduler and workers of one model on the CPU in float32, and a gateway."""
     options = StackOptions(
@@ -29,7 +30,7 @@ def small_stack(
             *("--model", str(model_dir), "--served-model-name", name),
             *("--device", "cpu", "--dtype", "float32", *worker_args),
         ),
-        gateway_args=gateway_args,
+        gateway=gateway,
         environment=(*LEASES, *thread_environment(num_workers, None)),
     )
     with Stack(options, sink=echo) as running:

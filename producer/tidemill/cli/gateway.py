@@ -11,6 +11,7 @@ from tidemill.protocol.errors import ConfigError, PortInUse
 
 _PACKAGES = ("fastapi", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client")
 _MOST_PORTS = 100
+DEFAULT_PORT = 8000
 
 
 def gateway(context: typer.Context) -> None:
@@ -22,14 +23,22 @@ def gateway(context: typer.Context) -> None:
     sys.exit(main(context.args))
 
 
+def has_gateway() -> bool:
+    """Whether the packages that a gateway needs are installed."""
+    return not _missing()
+
+
 def require_gateway() -> None:
     """Raise ``ConfigError`` unless the packages that a gateway needs are installed."""
-    missing = [name for name in _PACKAGES if find_spec(name) is None]
-    if missing:
+    if missing := _missing():
         raise ConfigError(
             f"the HTTP interface needs the package {missing[0]!r}",
             fix='Install it with: pip install "tidemill[gateway]", or leave it out: --no-gateway.',
         )
+
+
+def _missing() -> list[str]:
+    return [name for name in _PACKAGES if find_spec(name) is None]
 
 
 def choose_port(host: str, wanted: int | None, default: int) -> int:

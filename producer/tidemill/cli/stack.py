@@ -13,6 +13,7 @@ from typing import Literal, Self
 import redis
 
 from tidemill.cli.child import Child, ChildSpec
+from tidemill.cli.gateway_options import GatewayOptions
 from tidemill.cli.restarts import Restarts
 from tidemill.protocol.errors import BrokerError, ConfigError
 from tidemill.protocol.functions import ensure_library
@@ -51,8 +52,7 @@ class StackOptions:
     drain_seconds: float = 30.0
     worker_args: tuple[str, ...] = ()
     scheduler_args: tuple[str, ...] = ()
-    #: None for no gateway.
-    gateway_args: tuple[str, ...] | None = None
+    gateway: GatewayOptions | None = None
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -172,6 +172,8 @@ class Stack:
             **dict(options.environment),
             "TIDEMILL_REDIS_URL": self.url,
             "TIDEMILL_SHARD": options.shard,
+            # Files lie beside the broker's data.
+            "TIDEMILL_DATA_DIR": str(options.data_dir),
         }
         scheduler = ChildSpec(
             "scheduler", "tidemill_scheduler", options.scheduler_args, environment
@@ -185,13 +187,9 @@ class Stack:
             )
             for number in range(1, options.num_workers + 1)
         ]
-        if options.gateway_args is None:
+        if options.gateway is None:
             return [scheduler, *workers]
-        drain = ("--drain-seconds", f"{options.drain_seconds:g}")
-        gateway = ChildSpec(
-            "gateway", "tidemill.gateway", (*drain, *options.gateway_args), environment
-        )
-        return [scheduler, *workers, gateway]
+        return [scheduler, *workers, options.gateway.spec(options.drain_seconds, environment)]
 
     def _spawn(self, spec: ChildSpec) -> None:
         with self._lock:
@@ -203,10 +201,11 @@ class Stack:
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
-        keys = ShardKeys(self._options.shard)
+        keys, gateway = ShardKeys(self._options.shard), self._options.gateway
         with connect(self.url, shard=self._options.shard) as client:
             while not self.failed.wait(_POLL_SECONDS):
-                if _num_live_workers(client, keys) >= self._options.num_workers:
+                is_gateway_up = gateway is None or gateway.is_listening()
+                if _num_live_workers(client, keys) >= self._options.num_workers and is_gateway_up:
                     return
                 if time.monotonic() > deadline:
                     raise ConfigError(

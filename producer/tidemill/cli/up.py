@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tidemill.cli.gateway import DEFAULT_PORT, choose_port, has_gateway, require_gateway
+from tidemill.cli.gateway_options import GatewayOptions
 from tidemill.cli.model import find_model, require_extras
 from tidemill.cli.stack import Stack, StackOptions
 from tidemill.protocol.errors import TidemillError
@@ -33,10 +35,33 @@ def up(
             help="Use this Redis >= 7.0 or Valkey instead of starting an embedded one.",
         ),
     ] = None,
-    port: Annotated[
+    broker_port: Annotated[
         int | None,
         typer.Option(
             min=1, max=65535, help="Let the embedded server listen on 127.0.0.1:PORT too."
+        ),
+    ] = None,
+    gateway: Annotated[
+        bool | None,
+        typer.Option(
+            "--gateway/--no-gateway",
+            help="Serve OpenAI's API over HTTP. Default: if the extra is installed.",
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address the gateway listens on; 0.0.0.0 for all.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="The gateway's port. Default: the first free one from 8000."
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TIDEMILL_API_KEY",
+            help="Key that HTTP clients must send; several are separated by commas.",
         ),
     ] = None,
     data_dir: Annotated[
@@ -70,7 +95,8 @@ def up(
     options = StackOptions(
         redis_url=redis_url,
         data_dir=data_dir or config.data_dir,
-        port=port,
+        port=broker_port,
+        gateway=_gateway_options(gateway, host, port, api_key),
         shard=config.shard,
         num_workers=workers,
         drain_seconds=drain_seconds,
@@ -85,6 +111,17 @@ def up(
     run_until_signal(options)
 
 
+def _gateway_options(
+    wanted: bool | None, host: str, port: int | None, api_key: str | None
+) -> GatewayOptions | None:
+    if wanted is False or (wanted is None and not has_gateway()):
+        return None
+    require_gateway()
+    secrets = (("TIDEMILL_API_KEY", api_key),) if api_key else ()
+    chosen = choose_port(host, port, DEFAULT_PORT)
+    return GatewayOptions(port=chosen, host=host, environment=secrets)
+
+
 def run_until_signal(options: StackOptions) -> None:
     """Start a stack and keep it until SIGINT or SIGTERM; raises ``TidemillError`` if it fails."""
     console = Console(stderr=True, highlight=False)
@@ -96,6 +133,8 @@ def run_until_signal(options: StackOptions) -> None:
             f" (durability: {stack.durability}, workers: {options.num_workers})."
             ' Try: tidemill submit "Why is the sky blue?"   Ctrl-C drains and stops.'
         )
+        if options.gateway is not None:
+            console.print(_greeting(options.gateway), soft_wrap=True, markup=False)
         if stack.durability == "none":
             console.print(
                 "[yellow]warning:[/] this broker keeps no log: a restart of it loses every job."
@@ -106,6 +145,16 @@ def run_until_signal(options: StackOptions) -> None:
             console.print("Draining: no new work, finishing what runs. Ctrl-C again to stop now.")
     if stack.failure is not None:
         raise TidemillError(stack.failure)
+
+
+def _greeting(gateway: GatewayOptions) -> str:
+    key = " -H 'Authorization: Bearer KEY'" if gateway.environment else ""
+    body = '{"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64}'
+    return (
+        f"OpenAI's API is at {gateway.url}/v1 for any client. Try:\n"
+        f"  curl {gateway.url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n"
+        f"       -d '{body}'"
+    )
 
 
 def echo(line: str) -> None:

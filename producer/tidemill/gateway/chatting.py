@@ -97,7 +97,7 @@ def make_chat_job(call: Call, body: ChatRequest, tokenizer: Tokenizer) -> ChatJo
         template_options=_template_options(body),
     )
     if continues:
-        job = _continued(job, body.messages, tokenizer)
+        job = continued(job, body.messages, tokenizer)
     if body.add_special_tokens:
         job = replace(job, prompt_ids=tuple(tokenizer.encode(job.prompt)))
     return job
@@ -168,7 +168,7 @@ def _style(
     )
 
 
-def _continued(job: ChatJob, messages: Any, tokenizer: Tokenizer) -> ChatJob:
+def continued(job: ChatJob, messages: Any, tokenizer: Tokenizer) -> ChatJob:
     """Return the job whose prompt ends with the last message, so that the answer goes on there."""
     content = messages[-1].get("content")
     text = content.rstrip() if isinstance(content, str) else ""

@@ -10,6 +10,7 @@ from typing import NoReturn
 from tidemill.protocol.errors import ConfigError
 from tidemill.service.config import ServiceConfig
 
+#: As `tidemill up` tries first, and vLLM's.
 DEFAULT_PORT = 8000
 _MIB = 1 << 20
 

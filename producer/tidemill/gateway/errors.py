@@ -17,6 +17,7 @@ from tidemill.protocol.errors import (
     AccessDenied,
     BatchClosed,
     BrokerError,
+    ContextExceeded,
     Forbidden,
     IdempotencyConflict,
     InvalidRequest,
@@ -101,6 +102,8 @@ def _invalid(error: InvalidRequest) -> ApiError:
             status, code = 409, "idempotency_conflict"
         case BatchClosed():
             status, code = 409, "batch_closed"
+        case ContextExceeded():
+            code = "context_length_exceeded"
         case RequestTooLarge():
             status, code = 413, "request_too_large"
     headers = _NO_RETRY if status == HTTPStatus.CONFLICT else {}

@@ -6,6 +6,7 @@ TidemillError
 │   ├── UnknownModel             no worker serves this model
 │   ├── IdempotencyConflict      same idempotency key, different body
 │   ├── BatchClosed              the batch takes no more jobs
+│   ├── ContextExceeded          prompt and answer do not fit into the model's context
 │   ├── RequestTooLarge          its body is longer than the gateway takes
 │   └── NoTokenLeft              what it allows and forbids leaves no token to choose
 ├── AccessDenied                 the caller may not do this
@@ -110,6 +111,10 @@ class IdempotencyConflict(InvalidRequest):
 
 class BatchClosed(InvalidRequest):
     """The batch was cancelled and takes no more jobs."""
+
+
+class ContextExceeded(InvalidRequest):
+    """Prompt and answer together are longer than the model's context."""
 
 
 class RequestTooLarge(InvalidRequest):

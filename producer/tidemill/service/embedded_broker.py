@@ -217,7 +217,7 @@ def _check_port(port: int) -> None:
         except (OSError, OverflowError) as error:
             raise PortInUse(
                 f"port {port} on 127.0.0.1 cannot be used: {error}",
-                fix="Choose another with --port, or leave it out to use the private socket only.",
+                fix="Choose another --broker-port, or leave it out for the private socket only.",
             ) from error
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidemill.protocol.errors import ConfigError, InvalidRequest, UnknownAdapter
+from tidemill.protocol.errors import ConfigError, ContextExceeded, InvalidRequest, UnknownAdapter
 from tidemill.protocol.messages import AdapterCard, GenerateRequest, ModelCard
 from tidemill.protocol.prefix import (
     ROUTING_HASH_BYTES,
@@ -173,7 +173,7 @@ def _check_prompt_length(field: str, prompt_len: int, card: ModelCard) -> None:
             f"{field}: it has no tokens", field=field, fix="Send at least one token."
         )
     if prompt_len + 1 > card.max_model_len:
-        raise InvalidRequest(
+        raise ContextExceeded(
             f"{field}: {prompt_len} tokens leave no room for an answer in the model's context of"
             f" {card.max_model_len}",
             field=field,
@@ -185,7 +185,7 @@ def _check_output_length(params: SamplingParams, prompt_len: int, card: ModelCar
     room = card.max_model_len - prompt_len
     for field, wanted in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
         if wanted is not None and wanted > room:
-            raise InvalidRequest(
+            raise ContextExceeded(
                 f"params.{field}: {wanted} tokens after a prompt of {prompt_len} exceed the model's"
                 f" context of {card.max_model_len}",
                 field=f"params.{field}",

@@ -114,6 +114,11 @@ class Tokenizer:
         """The source of the chat template; empty if there is none."""
         return self._files.chat_template or ""
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The texts of ``bos_token`` and so on, as far as the model has them."""
+        return self._files.special_tokens
+
     def apply_chat_template(
         self,
         messages: Sequence[ChatMessage | Mapping[str, Any]],
