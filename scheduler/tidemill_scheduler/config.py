@@ -37,6 +37,8 @@ class SchedulerConfig:
     policy: Order = "prefix"
     #: How long a text job may wait for a worker that serves its model to appear.
     unknown_model_seconds: float = 30.0
+    #: Where files and the output of batches are kept; "" for nowhere.
+    blob_url: str = ""
     #: Webhooks may go over http, to any port and any address: for development alone.
     allow_private_webhooks: bool = False
     webhooks: WebhookConfig = WebhookConfig(rq_url=None, secret="", allow_private=False)
@@ -108,4 +110,6 @@ def parse_arguments(arguments: Sequence[str] | None, service: ServiceConfig) -> 
             "the scheduler was given no broker",
             fix="Pass --redis-url or set TIDEMILL_REDIS_URL; `tidemill up` does both.",
         )
-    return SchedulerConfig(**vars(options), webhooks=load_webhook_config())
+    return SchedulerConfig(
+        **vars(options), webhooks=load_webhook_config(), blob_url=service.blob_url
+    )

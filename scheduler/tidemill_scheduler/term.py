@@ -9,6 +9,7 @@ import redis.asyncio
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.redis import translate
 from tidemill.service.tokenizer_cache import AsyncRedisTokenizers
+from tidemill_scheduler.batches.duties import batch_duties
 from tidemill_scheduler.config import SchedulerConfig
 from tidemill_scheduler.dispatcher import Dispatcher
 from tidemill_scheduler.fleet.grace import Grace
@@ -109,6 +110,7 @@ class Term:
             client, keys, health, backlog=self._scheduler.backlog, weights=self._weights
         )
         self._libraries = Libraries(client, keys)
+        self._batches = batch_duties(client, keys, config)
         self._courier = make_courier(
             client,
             keys,
@@ -144,6 +146,7 @@ class Term:
             keep_up(self._meter.run),
             keep_up(self._libraries.run),
             keep_up(self._courier.run),
+            *map(keep_up, self._batches),
         )
         await run_together(_translated(duty) for duty in duties)
 

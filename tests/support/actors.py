@@ -24,6 +24,7 @@ LIVENESS_SECONDS = 32.0
 _TESTS = Path(__file__).resolve().parents[1]
 _PRELOADED = [
     "support.actors",
+    "support.batch_runner",
     "support.fake_worker",
     "support.recorder",
     "tidemill_scheduler.__main__",

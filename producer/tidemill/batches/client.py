@@ -182,7 +182,14 @@ class AsyncBatches:
     async def cancel_batch(self, batch_id: str) -> Batch:
         """Ask for the end of a batch.  Raises ``NoSuchObject``, ``WrongState`` if it has ended."""
         _check_id("batch", batch_id)
-        stopped, state = await self._link.call(calls.stop_batch(self._keys, self._tenant, batch_id))
+        stop = calls.stop_batch(
+            self._keys,
+            self._tenant,
+            batch_id,
+            output_id=new_file_id(),
+            error_id=new_file_id(),
+        )
+        stopped, state = await self._link.call(stop)
         if not state:
             raise _missing("batch", batch_id)
         if not stopped and state != BatchState.CANCELLED:

@@ -105,13 +105,16 @@ class BatchUsage:
         }
 
 
+NO_USAGE = BatchUsage()
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A batch as its hash tells; times in ms of the server's clock, 0 for not yet.
 
     ``num_answered`` and ``num_failed`` count lines, also those of parts that are not in the store
     yet; ``cursor`` counts the parts of the input of which jobs may have been submitted.  ``layout``
-    holds the byte at which each part begins.
+    holds the byte and the line at which each part begins.
     """
 
     batch_id: str
@@ -128,7 +131,7 @@ class Batch:
     num_failed: int
     usage: BatchUsage
     cursor: int
-    layout: tuple[int, ...]
+    layout: tuple[tuple[int, int], ...]
     model: str
     errors: tuple[Mapping[str, Any], ...]
     output_file_id: str
@@ -157,7 +160,7 @@ class Batch:
             num_failed=max(number("bad"), number("lb")),
             usage=BatchUsage(number("ui"), number("uc"), number("uo")),
             cursor=number("cur"),
-            layout=tuple(_json("lay", text("lay") or "[]", list)),
+            layout=tuple(map(tuple, _json("lay", text("lay") or "[]", list))),
             model=text("mo"),
             errors=tuple(_json("er", text("er") or "[]", list)),
             output_file_id=text("of"),

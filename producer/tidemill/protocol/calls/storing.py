@@ -179,9 +179,16 @@ def part_batch(
     )
 
 
-def stop_batch(keys: ShardKeys, tenant: str, batch_id: str) -> Call[tuple[int, str]]:
-    """Ask for the end of a batch: (1, state) it will, (0, state) it works no more; "" none."""
-    return Call("stop_batch", (keys.batch_object(tenant, batch_id),), (), _outcome)
+def stop_batch(
+    keys: ShardKeys, tenant: str, batch_id: str, *, output_id: str, error_id: str
+) -> Call[tuple[int, str]]:
+    """Ask for the end of a batch, whose partial output will be the files of these ids.
+
+    Replies (1, state) it will end, (0, state) it works no more, (0, "") there is none.
+    """
+    return Call(
+        "stop_batch", (keys.batch_object(tenant, batch_id),), (output_id, error_id), _outcome
+    )
 
 
 def _outcome(reply: Any) -> tuple[int, str]:

@@ -101,7 +101,7 @@ local function turn_batch(K, A)
   if not may_work(v, A[1], t) then return {-1, v[1]} end
   redis.call('HSET', K[1], 'st', A[3], 't:' .. A[3], t, unpack(A, 8))
   if not BATCH_ENDED[A[3]] then return {1, A[3]} end
-  redis.call('HDEL', K[1], 'lo', 'le')
+  redis.call('HDEL', K[1], 'lo', 'le', 'lk', 'lb')
   redis.call('PEXPIRE', K[1], BATCH_TTL_MS)
   redis.call('DEL', K[2])
   redis.call('ZREM', K[3], A[4])
@@ -124,12 +124,12 @@ local function part_batch(K, A)
   return 1
 end
 
--- Asks for the end of a batch that still works.
--- KEYS batch   -> {1, state} | {0, state} it works no more; '' there is none
-local function stop_batch(K)
+-- Asks for the end of a batch that still works; its output will be the files of these ids.
+-- KEYS batch   ARGV output error   -> {1, state} | {0, state} it works no more; '' there is none
+local function stop_batch(K, A)
   local state = redis.call('HGET', K[1], 'st')
   if state == 'cancelling' then return {1, state} end
   if state ~= 'validating' and state ~= 'in_progress' then return {0, state or ''} end
-  redis.call('HSET', K[1], 'st', 'cancelling', 't:cancelling', now())
+  redis.call('HSET', K[1], 'st', 'cancelling', 't:cancelling', now(), 'of', A[1], 'ef', A[2])
   return {1, 'cancelling'}
 end

@@ -1,0 +1,254 @@
+"""One batch, from its first look to its end, by the holder of its lease."""
+
+import asyncio
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from tidemill._async_link import AsyncLink
+from tidemill.async_client import AsyncProducer
+from tidemill.batches.lines import RequestLine
+from tidemill.batches.paging import hashes
+from tidemill.batches.translation import Translator
+from tidemill.batches.validation import Survey, read_part, survey
+from tidemill.protocol import calls
+from tidemill.protocol.batches import Batch, BatchState, LineError, told_errors
+from tidemill.protocol.errors import BlobNotFound, StaleFence
+from tidemill.protocol.files import DEFAULT_FILE_SECONDS, Purpose, StoredFile, file_blob
+from tidemill.protocol.ids import new_file_id
+from tidemill.protocol.keys import ShardKeys
+from tidemill.service.blobs.store import BlobStore
+from tidemill.service.runtime import crash_point
+from tidemill_scheduler.batches.lease import BatchLease, BatchName, LineCounts
+from tidemill_scheduler.batches.line_jobs import LineJobs
+from tidemill_scheduler.batches.parts import OutputBlobs, Part, PartCounts
+from tidemill_scheduler.batches.settings import RunnerSettings
+from tidemill_scheduler.tasks import end_tasks, run_together
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTools:
+    """What the runs of one tenant's batches share."""
+
+    link: AsyncLink
+    keys: ShardKeys
+    blobs: BlobStore
+    producer: AsyncProducer
+    translator: Translator
+    settings: RunnerSettings
+
+
+class BatchRun:
+    """Brings one batch a state further until it has ended; whoever does it again does no harm."""
+
+    def __init__(self, tools: BatchTools, name: BatchName, owner: str) -> None:
+        self._tools, self._name = tools, name
+        self._output = OutputBlobs(tools.blobs, tools.keys, name)
+        self._counted = LineCounts()
+        self._parts: dict[int, Part] = {}
+        self._lease = BatchLease(
+            tools.link,
+            tools.keys,
+            name,
+            owner=owner,
+            lease_seconds=tools.settings.lease_seconds,
+            counts=self._count,
+        )
+
+    async def run(self) -> None:
+        """Work until the batch has ended or another process works on it.
+
+        Raises ``StaleFence`` if it was taken away, ``BrokerUnavailable`` and ``BlobError``.
+        """
+        if not await self._lease.take():
+            return
+        work = asyncio.create_task(self._work())
+        hold = asyncio.create_task(self._lease.hold())
+        try:
+            await asyncio.wait({work, hold}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end_tasks([work, hold])
+            self._close_parts()
+        for task in (hold, work):
+            if not task.cancelled():
+                task.result()
+
+    async def release(self) -> None:
+        """Let another process go on at once."""
+        await self._lease.release()
+
+    async def _work(self) -> None:
+        while (batch := await self._read()) is not None and not batch.state.is_terminal:
+            match batch.state:
+                case BatchState.VALIDATING:
+                    await self._validate(batch)
+                case BatchState.IN_PROGRESS | BatchState.CANCELLING:
+                    await self._feed(batch)
+                case _:
+                    await self._finalize(batch, BatchState(batch.ending or BatchState.COMPLETED))
+
+    async def _validate(self, batch: Batch) -> None:
+        try:
+            found = await asyncio.to_thread(self._survey, batch)
+        except BlobNotFound:
+            error = LineError("input_file_lost", "The content of the input file is gone.")
+            found = Survey(errors=[error])
+        crash_point("batch.after_survey")
+        fields = ("n", found.total, "mo", found.model)
+        if found.errors:
+            errors = ("er", told_errors(found.errors))
+            await self._lease.turn(BatchState.VALIDATING, BatchState.FAILED, *fields, *errors)
+            return
+        layout = "[" + ",".join(f"[{offset},{line}]" for offset, line in found.layout) + "]"
+        ids = ("of", new_file_id(), "ef", new_file_id())
+        await self._lease.turn(
+            BatchState.VALIDATING, BatchState.IN_PROGRESS, *fields, *ids, "lay", layout
+        )
+
+    def _survey(self, batch: Batch) -> Survey:
+        with self._tools.blobs.reader(self._input(batch)) as file:
+            return survey(file, batch.endpoint)
+
+    async def _feed(self, batch: Batch) -> None:
+        """Work off the parts that are not in the store, then go to the next state."""
+        settings = self._tools.settings
+        await self._lease.look()
+        jobs = LineJobs(
+            self._tools.producer,
+            self._tools.translator,
+            self._lease,
+            self._name,
+            batch.endpoint,
+            max_in_flight=settings.max_in_flight,
+            model_seconds=settings.model_seconds,
+        )
+        done = await self._done_parts()
+        self._counted = LineCounts(
+            sum(part.num_answered for part in done), sum(part.num_failed for part in done)
+        )
+        written = {part.number for part in done}
+        todo = [number for number in range(len(batch.layout)) if number not in written]
+        feeders = [self._feed_parts(batch, jobs, todo) for _ in range(settings.max_parts)]
+        closer = asyncio.create_task(self._close_when_ending())
+        try:
+            await run_together(feeders)
+        finally:
+            await end_tasks([closer])
+        await self._conclude(batch)
+
+    async def _feed_parts(self, batch: Batch, jobs: LineJobs, todo: list[int]) -> None:
+        while todo:
+            number = todo.pop(0)
+            await self._feed_part(batch, jobs, number)
+
+    async def _feed_part(self, batch: Batch, jobs: LineJobs, number: int) -> None:
+        lines = await asyncio.to_thread(self._read_part, batch, number)
+        part = self._parts[number] = Part(number)
+        if self._lease.ending and number >= max(batch.cursor, self._lease.cursor):
+            for line in lines:
+                part.add(jobs.forgo(line))
+        else:
+            await self._lease.begin_part(number)
+            crash_point("batch.after_begin")
+            async with aclosing(jobs.run(lines)) as outcomes:
+                async for told in outcomes:
+                    part.add(told)
+                    crash_point("batch.line")
+        await self._write_part(part)
+
+    async def _write_part(self, part: Part) -> None:
+        await asyncio.to_thread(self._output.write_part, part)
+        crash_point("batch.after_part")
+        call = calls.part_batch(
+            self._tools.keys,
+            self._name.tenant,
+            self._name.batch_id,
+            owner=self._lease.owner,
+            number=part.number,
+            num_answered=part.num_answered,
+            num_failed=part.num_failed,
+            usage=part.usage,
+        )
+        if await self._tools.link.call(call) < 0:
+            raise StaleFence(f"another process works on {self._name.batch_id}")
+        crash_point("batch.after_count")
+        self._counted.num_answered += part.num_answered
+        self._counted.num_failed += part.num_failed
+        del self._parts[part.number]
+        part.close()
+
+    async def _close_when_ending(self) -> None:
+        await self._lease.is_ending.wait()
+        _log.info("%s is to end: %s", self._name.batch_id, self._lease.ending)
+        # What was submitted and has not ended ends now; nothing else gets in.
+        await self._tools.producer.cancel_batch(self._name.batch_id)
+
+    async def _conclude(self, batch: Batch) -> None:
+        match self._lease.ending:
+            case "":
+                await self._lease.turn(batch.state, BatchState.FINALIZING)
+            case "expired":
+                fields = ("why", BatchState.EXPIRED)
+                await self._lease.turn(batch.state, BatchState.FINALIZING, *fields)
+            case _:
+                # It was asked for, perhaps while the last parts were written.
+                await self._finalize(batch, BatchState.CANCELLED)
+
+    async def _finalize(self, batch: Batch, end: BatchState) -> None:
+        """Put the output together and end the batch."""
+        parts = await self._done_parts()
+        was = BatchState.CANCELLING if end is BatchState.CANCELLED else BatchState.FINALIZING
+        told = await self._read() or batch
+        answers = [part.number for part in parts if part.num_answered]
+        errors = [part.number for part in parts if part.num_failed]
+        output = await self._assemble(told, told.output_file_id, answers, "out")
+        error = await self._assemble(told, told.error_file_id, errors, "err")
+        crash_point("batch.before_end")
+        await self._lease.turn(was, end, "of", output, "ef", error)
+        crash_point("batch.after_end")
+        await asyncio.to_thread(self._output.clear)
+
+    async def _assemble(self, batch: Batch, file_id: str, parts: list[int], kind: str) -> str:
+        """Make a file of parts, and known; returns its id, "" where it would be empty."""
+        if not parts:
+            return ""
+        num_bytes = await asyncio.to_thread(self._output.assemble, file_id, parts, kind)
+        crash_point("batch.after_assembly")
+        suffix = {"out": "output", "err": "error"}[kind]
+        filename = f"{self._name.batch_id}_{suffix}.jsonl"
+        file = StoredFile(file_id, num_bytes, filename, Purpose.BATCH_OUTPUT)
+        ttl_ms = (batch.output_seconds or DEFAULT_FILE_SECONDS) * 1000
+        put = calls.put_file(self._tools.keys, self._name.tenant, file, ttl_ms=ttl_ms)
+        await self._tools.link.call(put)
+        return file_id
+
+    async def _read(self) -> Batch | None:
+        key = self._tools.keys.batch_object(self._name.tenant, self._name.batch_id)
+        [fields] = await self._tools.link.read(hashes([key]))
+        return Batch.read(self._name.batch_id, fields)
+
+    async def _done_parts(self) -> list[PartCounts]:
+        key = self._tools.keys.batch_parts(self._name.tenant, self._name.batch_id)
+        [fields] = await self._tools.link.read(hashes([key]))
+        counts = ((int(number), *map(int, told.split())) for number, told in fields.items())
+        return sorted((PartCounts(*each) for each in counts), key=lambda part: part.number)
+
+    def _read_part(self, batch: Batch, number: int) -> list[RequestLine]:
+        with self._tools.blobs.reader(self._input(batch)) as file:
+            return read_part(file, batch.endpoint, batch.layout, number)
+
+    def _count(self) -> LineCounts:
+        parts = self._parts.values()
+        return LineCounts(
+            self._counted.num_answered + sum(part.num_answered for part in parts),
+            self._counted.num_failed + sum(part.num_failed for part in parts),
+        )
+
+    def _close_parts(self) -> None:
+        while self._parts:
+            self._parts.popitem()[1].close()
+
+    def _input(self, batch: Batch) -> str:
+        return file_blob(self._tools.keys, self._name.tenant, batch.input_file_id)

@@ -1,0 +1,132 @@
+"""The batches of one shard: finds those that work, and works on each of them."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from tidemill._async_link import AsyncLink
+from tidemill._async_shared import AsyncShared
+from tidemill.async_client import AsyncProducer
+from tidemill.batches.translation import Translator
+from tidemill.protocol.errors import BlobError, BrokerUnavailable, StaleFence
+from tidemill.protocol.ids import new_ulid
+from tidemill.protocol.keys import ShardKeys
+from tidemill.service.blobs.store import BlobStore
+from tidemill.service.redis import translate
+from tidemill_scheduler.batches.batch_run import BatchRun, BatchTools
+from tidemill_scheduler.batches.lease import BatchName
+from tidemill_scheduler.batches.settings import RunnerSettings
+from tidemill_scheduler.tasks import end_tasks
+
+_log = logging.getLogger(__name__)
+
+_BROKER_SECONDS = 10.0
+_FIRST_PAUSE_SECONDS = 0.5
+_MAX_PAUSE_SECONDS = 30.0
+_FAREWELL_SECONDS = 2.0
+
+MakeTranslator = Callable[[AsyncProducer], Translator]
+
+
+class BatchRunner:
+    """Works on the batches of a shard that nobody else works on."""
+
+    def __init__(
+        self,
+        url: str,
+        keys: ShardKeys,
+        blobs: BlobStore,
+        make_translator: MakeTranslator,
+        settings: RunnerSettings,
+    ) -> None:
+        self._url, self._keys, self._blobs = url, keys, blobs
+        self._make_translator, self._settings = make_translator, settings
+        self._owner = f"{os.getpid()}-{new_ulid()}"
+        self._link = AsyncLink(url, keys.shard, _BROKER_SECONDS)
+        self._shared = AsyncShared(_BROKER_SECONDS)
+        self._tools: dict[str, BatchTools] = {}
+        self._tasks: dict[BatchName, asyncio.Task[None]] = {}
+        self._runs: dict[BatchName, BatchRun] = {}
+
+    async def run(self) -> None:
+        """Work until there has been nothing to do for ``idle_seconds``."""
+        busy_at = time.monotonic()
+        try:
+            while time.monotonic() - busy_at < self._settings.idle_seconds:
+                if await self._look():
+                    busy_at = time.monotonic()
+                await asyncio.sleep(self._settings.poll_seconds)
+        finally:
+            await self._leave()
+
+    async def _look(self) -> bool:
+        """Begin what is to be worked on; returns whether there is any batch."""
+        try:
+            with translate():
+                found = await self._link.client.zrange(self._keys.active_batches, 0, -1)
+        except BrokerUnavailable as error:
+            _log.warning("the batches wait: %s", error.one_line())
+            return bool(self._tasks)
+        members = cast(list[bytes], found)
+        for member in members:
+            name = BatchName(*member.decode().split(" "))
+            if name not in self._tasks and len(self._tasks) < self._settings.max_batches:
+                self._begin(name)
+        return bool(members)
+
+    def _begin(self, name: BatchName) -> None:
+        task = asyncio.create_task(self._keep_working(name), name=name.batch_id)
+        self._tasks[name] = task
+        task.add_done_callback(lambda _: self._tasks.pop(name, None))
+
+    async def _keep_working(self, name: BatchName) -> None:
+        """Work on a batch; after an error that may pass, again."""
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._work(name)
+            except StaleFence as error:
+                _log.warning("%s", error.one_line())
+                return
+            except (BrokerUnavailable, BlobError) as error:
+                _log.warning("%s begins again: %s", name.batch_id, error.one_line())
+            except Exception:
+                # One batch must not keep the others from their ends; its own state is in Redis.
+                _log.exception("%s begins again after an unexpected error", name.batch_id)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+
+    async def _work(self, name: BatchName) -> None:
+        run = self._runs[name] = BatchRun(self._tools_of(name.tenant), name, self._owner)
+        try:
+            await run.run()
+        finally:
+            del self._runs[name]
+
+    def _tools_of(self, tenant: str) -> BatchTools:
+        if tenant not in self._tools:
+            producer = AsyncProducer(
+                self._url, tenant=tenant, shard=self._keys.shard, _shared=self._shared
+            )
+            self._tools[tenant] = BatchTools(
+                self._link,
+                self._keys,
+                self._blobs,
+                producer,
+                self._make_translator(producer),
+                self._settings,
+            )
+        return self._tools[tenant]
+
+    async def _leave(self) -> None:
+        runs = list(self._runs.values())
+        await end_tasks(list(self._tasks.values()))
+        farewells: list[Any] = [asyncio.create_task(run.release()) for run in runs]
+        if farewells:
+            await asyncio.wait(farewells, timeout=_FAREWELL_SECONDS)
+        await end_tasks(farewells)
+        await self._shared.close()
+        await self._link.close()
