@@ -1,0 +1,548 @@
+"""One attempt after the other, to real receivers."""
+
+import asyncio
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from email.utils import formatdate
+
+import pytest
+import redis
+import redis.asyncio
+import standardwebhooks
+
+from support import shard
+from support.hook_sink import Answer, HookSink, hook_sink
+from support.shard import KEYS
+from support.tls import Authority
+from tidemill.protocol.messages import JobTerms
+from tidemill_webhooks.admin import DeliveryView, HookAdmin
+from tidemill_webhooks.breaker import FAILURES_TO_OPEN
+from tidemill_webhooks.delivery import Deliverer
+from tidemill_webhooks.http_post import MAX_BODY_BYTES
+from tidemill_webhooks.outbox import Outbox
+from tidemill_webhooks.settings import DeliverySettings
+
+SETTINGS = DeliverySettings(allow_private=True)
+
+
+def end_job(client: redis.Redis, callback_url: str = "") -> str:
+    job_id = shard.submit(client, terms=JobTerms(callback_url=callback_url))
+    shard.finish(client, job_id, shard.dispatch(client, job_id, shard.lead(client)).fence, 0)
+    return job_id
+
+
+def make_due(client: redis.Redis, delivery_id: str) -> None:
+    """Let the pause be over."""
+    client.hset(KEYS.delivery(delivery_id), "du", 1)
+
+
+async def post(client: redis.asyncio.Redis, admin: HookAdmin) -> DeliveryView:
+    """The delivery that the last end has become."""
+    await Outbox(client, KEYS).work_off()
+    return next(admin.deliveries())
+
+
+def view(admin: HookAdmin, delivery: DeliveryView) -> DeliveryView:
+    found = admin.delivery(delivery.delivery_id)
+    assert found is not None
+    return found
+
+
+async def test_a_delivery_is_signed_with_the_endpoints_secret(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+) -> None:
+    endpoint = admin.add(sink.url, allow_private=True)
+    job_id = end_job(redis_client)
+    delivery = await post(client, admin)
+    assert await deliverer.attempt(delivery.delivery_id) == "delivered"
+    [request] = sink.received
+    payload = standardwebhooks.Webhook(endpoint.secrets[0].value).verify(
+        request.body, dict(request.headers)
+    )
+    assert payload["data"] == {"id": job_id} and payload["id"] == request.headers["webhook-id"]
+    assert request.path == "/hooks?a=1"
+    assert request.headers["host"] == f"localhost:{sink.port}"
+    assert request.headers["content-type"] == "application/json"
+    assert request.headers["user-agent"].startswith("Tidemill-Webhooks/")
+    [attempt] = view(admin, delivery).attempts
+    assert (attempt.number, attempt.status, attempt.error) == (1, 204, "")
+
+
+async def test_what_ended_is_not_delivered_again(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+) -> None:
+    end_job(redis_client, sink.url)
+    delivery = await post(client, admin)
+    assert await deliverer.attempt(delivery.delivery_id) == "delivered"
+    assert await deliverer.attempt(delivery.delivery_id) == "ended"
+    assert await deliverer.attempt("evt_none-we_none") == "gone"
+    assert len(sink.received) == 1 and redis_client.zcard(KEYS.due_deliveries) == 0
+
+
+async def test_a_failure_is_tried_again_later_with_the_same_id_and_body_and_a_new_time(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+) -> None:
+    sink.answer = lambda _: Answer(500 if len(sink.received) == 1 else 200)
+    end_job(redis_client, sink.url)
+    delivery = await post(client, admin)
+    assert await deliverer.attempt(delivery.delivery_id) == "pending"
+    assert await deliverer.attempt(delivery.delivery_id) == "early"
+    now = shard.server_ms(redis_client)
+    due = redis_client.zscore(KEYS.due_deliveries, delivery.delivery_id)
+    assert now + 3_000 < due <= now + 5_600
+    make_due(redis_client, delivery.delivery_id)
+    assert await deliverer.attempt(delivery.delivery_id) == "delivered"
+    first, second = sink.received
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+    assert first.body == second.body
+    assert [attempt.status for attempt in view(admin, delivery).attempts] == [500, 200]
+
+
+async def test_ten_failures_end_a_delivery_and_a_replay_begins_it_again(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+) -> None:
+    sink.answer = lambda _: Answer(404)
+    end_job(redis_client, sink.url)
+    delivery = await post(client, admin)
+    states = []
+    for _ in range(10):
+        make_due(redis_client, delivery.delivery_id)
+        for key in redis_client.scan_iter(KEYS.circuit("*")):
+            redis_client.hset(key, "o", 1)
+        states.append(await deliverer.attempt(delivery.delivery_id))
+    assert states == ["pending"] * 9 + ["failed"]
+    sink.answer = lambda _: Answer(200)
+    assert admin.replay(delivery.delivery_id)
+    for key in redis_client.scan_iter(KEYS.circuit("*")):
+        redis_client.hset(key, "o", 1)
+    assert await deliverer.attempt(delivery.delivery_id) == "delivered"
+    assert len(set(sink.ids)) == 1 and len(sink.received) == 11
+
+
+async def test_gone_switches_the_endpoint_off(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+) -> None:
+    sink.answer = lambda _: Answer(410)
+    endpoint = admin.add(sink.url, allow_private=True)
+    end_job(redis_client)
+    delivery = await post(client, admin)
+    assert await deliverer.attempt(delivery.delivery_id) == "failed"
+    assert admin.hooks().endpoint(endpoint.endpoint_id).off_reason == "it answered 410 Gone"
+    end_job(redis_client)
+    assert redis_client.xlen(KEYS.outbox) == 0
+
+
+@pytest.mark.parametrize("change", ["switch", "remove"])
+async def test_what_is_on_its_way_to_an_endpoint_that_went_is_given_up(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+    change: str,
+) -> None:
+    endpoint = admin.add(sink.url, allow_private=True).endpoint_id
+    end_job(redis_client)
+    delivery = await post(client, admin)
+    admin.switch(endpoint, "pause") if change == "switch" else admin.remove(endpoint)
+    assert await deliverer.attempt(delivery.delivery_id) == "failed"
+    assert not sink.received
+    [attempt] = view(admin, delivery).attempts
+    assert attempt.error == (
+        "the endpoint is off: pause" if change == "switch" else "the endpoint was removed"
+    )
+
+
+@pytest.mark.parametrize("is_date", [False, True])
+async def test_a_receiver_is_left_alone_as_long_as_it_asks(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+    is_date: bool,
+) -> None:
+    now = shard.server_ms(redis_client)
+    asked = formatdate(now / 1000 + 900, usegmt=True) if is_date else "900"
+    sink.answer = lambda _: Answer(429, {"Retry-After": asked})
+    end_job(redis_client, sink.url)
+    delivery = await post(client, admin)
+    await deliverer.attempt(delivery.delivery_id)
+    due = redis_client.zscore(KEYS.due_deliveries, delivery.delivery_id)
+    assert now + 890_000 < due < now + 960_000
+    end_job(redis_client, sink.url)
+    other = await post(client, admin)
+    assert await deliverer.attempt(other.delivery_id) == "open"
+    assert redis_client.zscore(KEYS.due_deliveries, other.delivery_id) > now + 890_000
+
+
+async def test_a_redirect_is_a_failure_and_not_followed(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+) -> None:
+    with hook_sink() as inner:
+        sink.answer = lambda _: Answer(307, {"Location": inner.url})
+        end_job(redis_client, sink.url)
+        delivery = await post(client, admin)
+        assert await deliverer.attempt(delivery.delivery_id) == "pending"
+        assert len(sink.received) == 1 and not inner.received
+    assert view(admin, delivery).attempts[0].status == 307
+
+
+async def test_proxies_of_the_environment_are_not_used(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with hook_sink() as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+        end_job(redis_client, sink.url)
+        delivery = await post(client, admin)
+        assert await deliverer.attempt(delivery.delivery_id) == "delivered"
+        assert len(sink.received) == 1 and not proxy.received
+
+
+@pytest.mark.parametrize("url", ["http://{host}", "https://{host}"])
+async def test_a_receiver_on_our_side_is_never_reached_unless_that_is_allowed(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    url: str,
+) -> None:
+    end_job(redis_client, url.format(host=f"127.0.0.1:{sink.port}/"))
+    delivery = await post(client, admin)
+    guarded = Deliverer(client, KEYS, DeliverySettings())
+    assert await guarded.attempt(delivery.delivery_id) == "failed"
+    assert not sink.received
+
+
+async def test_the_address_is_checked_again_at_each_attempt(
+    redis_client: redis.Redis, client: redis.asyncio.Redis, admin: HookAdmin
+) -> None:
+    answers = [["192.0.2.1"], ["127.0.0.1"]]
+    asked: list[str] = []
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        asked.append(host)
+        return answers[len(asked) - 1]
+
+    end_job(redis_client, "https://example.com/")
+    delivery = await post(client, admin)
+    guarded = Deliverer(client, KEYS, DeliverySettings(), resolve=resolve)
+    for _ in answers:
+        make_due(redis_client, delivery.delivery_id)
+        assert await guarded.attempt(delivery.delivery_id) == "pending"
+    assert asked == ["example.com"] * 2
+    errors = {attempt.error for attempt in view(admin, delivery).attempts}
+    assert errors == {"the host leads to an address that is not public"}
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(authority.ca))
+
+
+async def test_the_checked_address_is_connected_to_under_the_name_of_the_url(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    authority: Authority,
+) -> None:
+    num_asked = 0
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        nonlocal num_asked
+        num_asked += 1
+        return ["127.0.0.1"]
+
+    with hook_sink(authority) as sink:
+        end_job(redis_client, sink.url)
+        delivery = await post(client, admin)
+        tls = trusting(authority)
+        deliverer = Deliverer(client, KEYS, SETTINGS, resolve=resolve, tls=tls)
+        assert await deliverer.attempt(delivery.delivery_id) == "delivered"
+        [request] = sink.received
+    assert request.server_name == "localhost" and num_asked == 1
+    assert request.headers["host"] == f"localhost:{sink.port}"
+
+
+@pytest.mark.parametrize("case", ["unknown authority", "another name"])
+async def test_a_certificate_must_be_trusted_and_of_the_urls_name(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    authority: Authority,
+    case: str,
+) -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return ["127.0.0.1"]
+
+    with hook_sink(authority) as sink:
+        url = sink.url if case == "unknown authority" else sink.url.replace("localhost", "other")
+        end_job(redis_client, url)
+        delivery = await post(client, admin)
+        tls = None if case == "unknown authority" else trusting(authority)
+        deliverer = Deliverer(client, KEYS, SETTINGS, resolve=resolve, tls=tls)
+        assert await deliverer.attempt(delivery.delivery_id) == "pending"
+        assert not sink.received
+    assert view(admin, delivery).attempts[0].error == "TLS: CERTIFICATE_VERIFY_FAILED"
+
+
+async def test_a_second_address_is_tried_if_the_first_does_not_answer(
+    redis_client: redis.Redis, client: redis.asyncio.Redis, admin: HookAdmin, sink: HookSink
+) -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return ["127.0.0.2", "127.0.0.1"]
+
+    end_job(redis_client, sink.url)
+    delivery = await post(client, admin)
+    deliverer = Deliverer(client, KEYS, SETTINGS, resolve=resolve)
+    assert await deliverer.attempt(delivery.delivery_id) == "delivered"
+
+
+async def test_a_receiver_that_never_answers_is_given_up_in_time(
+    redis_client: redis.Redis, client: redis.asyncio.Redis, admin: HookAdmin, sink: HookSink
+) -> None:
+    hold = threading.Event()
+    sink.answer = lambda _: Answer(hold=hold)
+    end_job(redis_client, sink.url)
+    delivery = await post(client, admin)
+    hasty = Deliverer(client, KEYS, replace(SETTINGS, total_seconds=0.2))
+    assert await hasty.attempt(delivery.delivery_id) == "pending"
+    hold.set()
+    assert view(admin, delivery).attempts[0].error == "no answer within 0.2 s"
+
+
+@contextmanager
+def raw_receiver(reply: bytes) -> Iterator[int]:
+    """A server that says ``reply`` to anybody and keeps the connection open."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connections: list[socket.socket] = []
+
+        def serve() -> None:
+            try:
+                connection, _ = listener.accept()
+                connections.append(connection)
+                connection.recv(65536)
+                connection.sendall(reply)
+            except OSError:
+                return
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(10)
+        for connection in connections:
+            connection.close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("reply", "state", "error"),
+    [
+        (HEAD + b"x" * (4 * MAX_BODY_BYTES), "delivered", ""),
+        (HEAD + b"x", "delivered", ""),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", "delivered", ""),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "pending", "the answer is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000, "pending", "the answer is not HTTP"),
+    ],
+    ids=["endless body", "hanging body", "continue", "no http", "endless header"],
+)
+async def test_a_receiver_cannot_hold_us_with_an_odd_answer(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    deliverer: Deliverer,
+    reply: bytes,
+    state: str,
+    error: str,
+) -> None:
+    with raw_receiver(reply) as port:
+        end_job(redis_client, f"http://127.0.0.1:{port}/")
+        delivery = await post(client, admin)
+        assert await deliverer.attempt(delivery.delivery_id) == state
+    assert view(admin, delivery).attempts[0].error == error
+
+
+async def test_nobody_listens(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    deliverer: Deliverer,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    end_job(redis_client, f"http://127.0.0.1:{port}/")
+    delivery = await post(client, admin)
+    assert await deliverer.attempt(delivery.delivery_id) == "pending"
+    assert (
+        view(admin, delivery).attempts[0].error == "the connection failed: ConnectionRefusedError"
+    )
+
+
+async def test_what_the_receiver_says_is_not_kept(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+) -> None:
+    sink.answer = lambda _: Answer(500, body=b"a secret of the inside")
+    end_job(redis_client, sink.url)
+    delivery = await post(client, admin)
+    await deliverer.attempt(delivery.delivery_id)
+    stored = redis_client.hgetall(KEYS.delivery(delivery.delivery_id))
+    assert not any(b"secret of the inside" in value for value in stored.values())
+
+
+async def test_a_circuit_opens_and_one_delivery_goes_first_when_it_is_over(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+) -> None:
+    sink.answer = lambda _: Answer(500)
+    deliveries = []
+    for _ in range(FAILURES_TO_OPEN + 2):
+        end_job(redis_client, sink.url)
+        deliveries.append((await post(client, admin)).delivery_id)
+    states = [await deliverer.attempt(delivery) for delivery in deliveries]
+    assert states == ["pending"] * FAILURES_TO_OPEN + ["open"] * 2
+    [circuit] = redis_client.scan_iter(KEYS.circuit("*"))
+    redis_client.hset(circuit, "o", 1)
+
+    hold = threading.Event()
+    sink.answer = lambda _: Answer(200, hold=hold)
+    probe = asyncio.create_task(deliverer.attempt(deliveries[-2]))
+    while len(sink.received) == FAILURES_TO_OPEN:
+        await asyncio.sleep(0.01)
+    assert await deliverer.attempt(deliveries[-1]) == "open"
+    hold.set()
+    assert await probe == "delivered"
+    assert await deliverer.attempt(deliveries[-1]) == "delivered"
+    assert not redis_client.exists(circuit)
+
+
+async def test_a_tenant_has_a_bounded_number_of_attempts_at_once(
+    redis_client: redis.Redis, client: redis.asyncio.Redis, admin: HookAdmin, sink: HookSink
+) -> None:
+    hold = threading.Event()
+    sink.answer = lambda _: Answer(hold=hold)
+    deliverer = Deliverer(client, KEYS, replace(SETTINGS, max_in_flight=2))
+    deliveries = []
+    for _ in range(3):
+        end_job(redis_client, sink.url)
+        deliveries.append((await post(client, admin)).delivery_id)
+    running = [asyncio.create_task(deliverer.attempt(one)) for one in deliveries[:2]]
+    while len(sink.received) < 2:
+        await asyncio.sleep(0.01)
+    assert await deliverer.attempt(deliveries[2]) == "crowded"
+    hold.set()
+    assert await asyncio.gather(*running) == ["delivered"] * 2
+    assert await deliverer.attempt(deliveries[2]) == "delivered"
+
+
+async def test_an_attempt_that_lost_its_lease_cannot_say_how_it_went(
+    redis_client: redis.Redis, client: redis.asyncio.Redis, admin: HookAdmin, sink: HookSink
+) -> None:
+    hold = threading.Event()
+    sink.answer = lambda _: Answer(500, hold=hold) if len(sink.received) == 1 else Answer(200)
+    deliverer = Deliverer(client, KEYS, SETTINGS)
+    end_job(redis_client, sink.url)
+    delivery = (await post(client, admin)).delivery_id
+    slow = asyncio.create_task(deliverer.attempt(delivery))
+    while not sink.received:
+        await asyncio.sleep(0.01)
+    assert await deliverer.attempt(delivery) == "taken"
+    redis_client.hset(KEYS.delivery(delivery), "ln", 1)
+    assert await deliverer.attempt(delivery) == "delivered"
+    hold.set()
+    assert await slow == ""
+    found = admin.delivery(delivery)
+    assert found is not None and found.state == "delivered"
+    assert [attempt.number for attempt in found.attempts] == [2]
+
+
+async def test_an_old_delivery_is_given_up(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+) -> None:
+    end_job(redis_client, sink.url)
+    delivery = await post(client, admin)
+    redis_client.hset(KEYS.delivery(delivery.delivery_id), "ex", 1)
+    assert await deliverer.attempt(delivery.delivery_id) == "old"
+    assert view(admin, delivery).state == "failed" and not sink.received
+
+
+async def test_callbacks_are_signed_by_the_tenants_secret_else_the_operators_else_a_new_one(
+    redis_client: redis.Redis, client: redis.asyncio.Redis, admin: HookAdmin, sink: HookSink
+) -> None:
+    operators = "whsec_" + "b3BlcmF0b3I" * 4
+    for settings in (replace(SETTINGS, operator_secret=operators), SETTINGS, SETTINGS):
+        end_job(redis_client, sink.url)
+        delivery = await post(client, admin)
+        assert await Deliverer(client, KEYS, settings).attempt(delivery.delivery_id) == "delivered"
+    made = admin.callback_secret()
+    assert made is not None
+    for secret, request in zip((operators, made, made), sink.received, strict=True):
+        standardwebhooks.Webhook(secret).verify(request.body, dict(request.headers))
+    chosen = admin.rotate_callback_secret()
+    end_job(redis_client, sink.url)
+    delivery = await post(client, admin)
+    with_both = Deliverer(client, KEYS, replace(SETTINGS, operator_secret=operators))
+    assert await with_both.attempt(delivery.delivery_id) == "delivered"
+    for secret in (chosen, made):
+        request = sink.received[-1]
+        standardwebhooks.Webhook(secret).verify(request.body, dict(request.headers))
+
+
+async def test_a_note_tells_status_and_time_alone(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+) -> None:
+    end_job(redis_client, sink.url)
+    delivery = await post(client, admin)
+    await deliverer.attempt(delivery.delivery_id)
+    note = json.loads(redis_client.hget(KEYS.delivery(delivery.delivery_id), "a1"))
+    assert note.keys() == {"t", "ms", "status", "error"}
