@@ -4,7 +4,8 @@
 
 Jobs of one output, of several and of beams come at random, some are cancelled, some steps fail, and
 the KV cache is too small, so that sequences are preempted all the time.  After every step free and
-used blocks make up the cache; every job that ends has said what it says alone.
+used blocks make up the cache; every job that ends has said what it says alone.  With ``--tensors``
+a small model on torch computes in place of the fake one: then it is memory alone that is held.
 """
 
 import argparse
@@ -17,8 +18,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.fake_engine import FakeProcessor, FakeRunner, FakeSampler
+from support.fake_engine import FakeProcessor
 from support.soak_jobs import SoakJob, draw_job
+from support.soak_parts import BLOCK_SIZE, NUM_BLOCKS, Parts, fake_parts, real_parts
 from tidemill_gpuworker.engine.engine import Engine
 from tidemill_gpuworker.engine.group_engine import GroupEngine
 from tidemill_gpuworker.engine.sequence import Sequence as EngineSequence
@@ -28,9 +30,6 @@ from tidemill_gpuworker.speculation.drafter import Drafter
 from tidemill_gpuworker.steps.step_config import StepConfig
 from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
-NUM_BLOCKS = 60
-BLOCK_SIZE = 4
-NUM_SWAP_BLOCKS = 40
 MAX_MODEL_LEN = 120
 NUM_LIVE = 20
 #: Where all sequences and blocks are held against each other, which is slow.
@@ -71,20 +70,23 @@ def resident_bytes() -> int:
 class Soak:
     """An engine, the jobs in it, and what it has told of each."""
 
-    def __init__(self, setting: Setting, num_requests: int, seed: int = 1) -> None:
+    def __init__(
+        self, setting: Setting, num_requests: int, seed: int = 1, parts: Parts | None = None
+    ) -> None:
+        parts = parts or fake_parts(setting.vocab_size)
         self.setting = setting
+        self.fake = parts.fake
         self.num_requests = num_requests
         self.chance = random.Random(seed)
         self.blocks = BlockManager(
             NUM_BLOCKS,
             BLOCK_SIZE,
-            num_swap_blocks=NUM_SWAP_BLOCKS,
+            num_swap_blocks=parts.num_swap_blocks,
             swap_on_preemption=setting.swaps,
         )
         config = StepConfig(max_model_len=MAX_MODEL_LEN, max_num_seqs=12, max_num_batched_tokens=48)
         self.scheduler = StepScheduler(config, self.blocks, self.make_drafter())
-        self.runner = FakeRunner(NUM_BLOCKS, BLOCK_SIZE, vocab_size=setting.vocab_size)
-        self.inner = Engine(self.runner, FakeSampler(), self.scheduler, self.make_processor)
+        self.inner = Engine(parts.runner, parts.sampler, self.scheduler, self.make_processor)
         self.engine = GroupEngine(self.inner)
         self.live: dict[str, SoakJob] = {}
         #: Running ones that were in a step that failed: they keep what it allocated, for later use.
@@ -121,7 +123,8 @@ class Soak:
         self.scheduler.check_integrity()
 
     def add(self) -> None:
-        job = draw_job(self.chance, f"job-{self.counts['requests']}", self.setting.vocab_size)
+        vocab_size = None if self.fake is None else self.setting.vocab_size
+        job = draw_job(self.chance, f"job-{self.counts['requests']}", vocab_size)
         self.live[job.job_id] = job
         self.engine.add(job.work)
         self.counts["requests"] += 1
@@ -136,20 +139,27 @@ class Soak:
 
     def step(self) -> None:
         """Run one step, which may fail, and hold the blocks against each other."""
-        fails = self.chance.random() < 0.01
-        if fails:
-            self.chance.choice([self.runner.fail_before, self.runner.fail_after]).add(1)
+        fails = self.plan_failure()
         try:
             self.take()
         except RuntimeError:
             assert fails, "a step failed that was not to"
             self.counts["failed steps"] += 1
             self.failed |= {seq.seq_id for seq in self.scheduler.running}
-        self.runner.fail_before.clear()
-        self.runner.fail_after.clear()
-        self.runner.plans.clear()
         self.counts["steps"] += 1
         self.check_blocks()
+
+    def plan_failure(self) -> bool:
+        """Have the next step fail with a chance of 1 %, before or after it computes."""
+        if self.fake is None:
+            return False
+        self.fake.plans.clear()
+        self.fake.fail_before.clear()
+        self.fake.fail_after.clear()
+        fails = self.chance.random() < 0.01
+        if fails:
+            self.chance.choice([self.fake.fail_before, self.fake.fail_after]).add(1)
+        return fails
 
     def take(self) -> None:
         for output in self.engine.step():
@@ -196,14 +206,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--requests", type=int, default=10_000, help="per setting (%(default)s)")
+    parser.add_argument("--tensors", action="store_true", help="a small model on torch")
     parser.add_argument("--seed", type=int, default=1, help="(%(default)s)")
     options = parser.parse_args(arguments)
     grown = 0
     for setting in SETTINGS:
-        soak = Soak(setting, options.requests, options.seed)
+        parts = real_parts() if options.tensors else fake_parts(setting.vocab_size)
+        soak = Soak(setting, options.requests, options.seed, parts)
         with _bar(str(setting), options.requests) as advance:
             soak.run(advance)
-        print(f"{setting}: every step free + used = {NUM_BLOCKS} blocks, all tokens right")
+        right = "" if soak.fake is None else ", all tokens right"
+        print(f"{setting}: every step free + used = {NUM_BLOCKS} blocks{right}")
         print("  " + ", ".join(f"{count:,} {name}" for name, count in soak.figures().items()))
         sizes = (f"{size / 2**20:.1f} ({mark})" for mark, size in soak.resident.items())
         print(f"  resident MiB: {', '.join(sizes)}", flush=True)
