@@ -3,13 +3,14 @@
 import httpx2 as httpx
 
 from gateway.conftest import MODEL, Site
+from support.tiny_chat_model import MAX_MODEL_LEN
 
 
 def test_models_are_listed_and_described(site: Site) -> None:
     listed = httpx.get(f"{site.url}/v1/models").json()
     one = httpx.get(f"{site.url}/v1/models/{MODEL}").json()
     assert listed["object"] == "list" and listed["data"] == [one]
-    assert one["id"] == MODEL and one["object"] == "model" and one["max_model_len"] == 512
+    assert one["id"] == MODEL and one["object"] == "model" and one["max_model_len"] == MAX_MODEL_LEN
 
 
 def test_an_unknown_model_is_told_as_openai_does(site: Site) -> None:
