@@ -5,7 +5,8 @@
 Every line of what the scheduler promises is a cell: the runs behind it, on public traces and on
 made-up workloads, beside baselines after the published rules of others, and the figures drawn from
 them with their targets.  Workers, network and clock are simulated; a run depends on its seed alone,
-so the machine and what else runs on it change nothing but the time this takes.
+so the machine and what else runs on it change nothing but the time this takes.  Cells may be run
+one by one, with --json, and shown together with --from.
 
 How to read the tables
   hit %       prompt tokens that some worker's prefix cache had; `of bound` is that against one
@@ -18,11 +19,8 @@ How to read the tables
 import argparse
 import json
 import multiprocessing
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -36,6 +34,7 @@ from rich.progress import (
 from scheduling_cells import CELLS
 from scheduling_chart import save_chart
 from scheduling_figures import Cell, Figure, Results, Scope
+from scheduling_files import as_json, read_results
 from scheduling_runs import TRACE_NAMES, TRACES, Outcome, Spec, simulate
 from scheduling_tables import figure_table, run_table
 
@@ -65,6 +64,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--traces", type=Path, default=TRACES, help="directory of Mooncake's traces (%(default)s)"
     )
+    parser.add_argument(
+        "--from",
+        dest="earlier",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="show what --json wrote before, and run nothing",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to FILE")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the chart into this .svg or .png"
@@ -74,6 +81,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         parser.error("--seeds and --processes must be 1 or more")
     try:
         check_files(options)
+        if options.earlier is not None:
+            options.earlier = read_results(options.earlier)
     except ConfigError as error:
         parser.error(error.one_line())
     return options
@@ -81,7 +90,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def check_files(options: argparse.Namespace) -> None:
     """Raise ``ConfigError`` for files that are missing or cannot be written."""
-    for trace in TRACE_NAMES:
+    for trace in () if options.earlier else TRACE_NAMES:
         if not (file := options.traces / f"{trace}_trace.jsonl").is_file():
             raise ConfigError(f"traces: there is no file {file}", fix="Give --traces DIRECTORY.")
     if options.plot is not None:
@@ -90,6 +99,19 @@ def check_files(options: argparse.Namespace) -> None:
 
 def main() -> None:
     options = parse_arguments()
+    results = measure(options) if options.earlier is None else options.earlier
+    cells = [cell for cell in CELLS if cell.name in options.only and cell.name in results]
+    figures = {cell.name: cell.figures(results[cell.name]) for cell in cells}
+    print_all(cells, results, figures)
+    if options.json is not None:
+        settings = {key: value for key, value in vars(options).items() if key != "earlier"}
+        options.json.write_text(json.dumps(as_json(settings, results, figures), indent=1))
+    if options.plot is not None:
+        save_chart(options.plot, results)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Results]:
+    """Make the runs of all cells that are asked for."""
     cells = [cell for cell in CELLS if cell.name in options.only]
     seeds = tuple(range(1 if options.quick else options.seeds))
     scope = Scope(seeds, QUICK_SCALE if options.quick else 1.0, options.full)
@@ -98,16 +120,10 @@ def main() -> None:
         s for runs in plan.values() for by_label in runs for s in by_label.values()
     )
     outcomes = run_all(specs, options.traces, options.processes)
-    results = {
+    return {
         cell.name: Results([{k: outcomes[s] for k, s in runs.items()} for runs in plan[cell.name]])
         for cell in cells
     }
-    figures = {cell.name: cell.figures(results[cell.name]) for cell in cells}
-    print_all(cells, results, figures)
-    if options.json is not None:
-        options.json.write_text(json.dumps(as_json(options, results, figures), indent=1))
-    if options.plot is not None:
-        save_chart(options.plot, results)
 
 
 def run_all(specs: Iterable[Spec], traces: Path, num_processes: int) -> dict[Spec, Outcome]:
@@ -149,36 +165,6 @@ def print_all(
     missed = [f for found in figures.values() for f in found if f.is_met is False]
     asked = [f for found in figures.values() for f in found if f.is_met is not None]
     out.print(f"{len(asked) - len(missed)} of {len(asked)} targets met")
-
-
-def as_json(
-    options: argparse.Namespace,
-    results: Mapping[str, Results],
-    figures: Mapping[str, Sequence[Figure]],
-) -> dict[str, object]:
-    """Return everything measured, as plain data."""
-    return {
-        "settings": {key: str(value) for key, value in vars(options).items()},
-        "conditions": {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-        },
-        "figures": {
-            name: [
-                asdict(f) | {"median": f.median, "worst": f.worst, "is_met": f.is_met}
-                for f in found
-            ]
-            for name, found in figures.items()
-        },
-        "runs": {
-            name: [
-                {label: asdict(outcome) for label, outcome in outcomes.items()}
-                for outcomes in found.by_seed
-            ]
-            for name, found in results.items()
-        },
-    }
 
 
 def _length(spec: Spec) -> float:

@@ -135,6 +135,34 @@ def test_the_chart_is_drawn_from_what_was_measured(written: Path) -> None:
     assert "<svg" in chart and len(chart) > 10_000
 
 
+def test_files_of_earlier_runs_are_shown_together_without_running_anything(
+    written: Path, figures: Any, tmp_path: Path
+) -> None:
+    for cell in ("rag", "overload"):
+        part = {"runs": {cell: figures["runs"][cell]}}
+        (tmp_path / f"{cell}.json").write_text(json.dumps(part))
+    files = [str(tmp_path / f"{cell}.json") for cell in ("rag", "overload")]
+    chart, again = tmp_path / "chart.svg", tmp_path / "again.json"
+    done = run_program(
+        "--from", *files, "--traces", "/nowhere", "--plot", str(chart), "--json", str(again)
+    )
+    assert done.returncode == 0, done.stderr
+    assert chart.read_bytes() == (written / "chart.svg").read_bytes()
+    for part in ("runs", "figures"):
+        told = json.loads(again.read_text())[part]
+        assert told == {cell: figures[part][cell] for cell in ("rag", "overload")}
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"runs": {"rag": [{"tidemill": {}}]}}'])
+def test_a_file_that_no_run_wrote_is_refused(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "figures.json"
+    if text is not None:
+        path.write_text(text)
+    done = run_program("--from", str(path))
+    assert done.returncode != 0
+    assert f"{path} is no file that --json wrote" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
