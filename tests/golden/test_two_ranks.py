@@ -87,7 +87,7 @@ def test_two_ranks_run_every_model_that_transformers_can_split(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in GOLDEN if name != "phi3 longrope long"])
+@pytest.mark.parametrize("name", sorted(GOLDEN.keys() - {"phi3 longrope long", "gpt oss"}))
 def test_two_ranks_run_every_native_family_on_transformers(
     name: str, team: Team, tmp_path: Path
 ) -> None:
@@ -103,7 +103,7 @@ def check_batches(
 ) -> None:
     # One output after another ends, so that steps of all sizes are computed.
     lengths = (1, 2, 3, 15, 16, 17, 20, 31, 32, 33, 34, 64, 65, 97)
-    prompts, counts = make_prompts(lengths, shared=70), range(2, MOST + 2)
+    prompts, counts = make_prompts(lengths, shared=70), range(3, MOST + 3)
     config = StepConfig(max_model_len=256, max_num_batched_tokens=1024, max_num_seqs=MOST)
     runs = []
     for followers in (NO_FOLLOWERS, team):

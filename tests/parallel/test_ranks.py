@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,7 +14,9 @@ import torch
 
 from support.golden_models import make_golden_model, save_golden_model
 from support.golden_runs import check_run, make_prompts
-from support.greedy import generate_greedily
+from support.greedy import GreedyRun, generate_greedily
+from support.lora_files import merged, write_adapter
+from support.quantised_models import ACT_ORDER, FORMATS, make_plain_model, write_quantised
 from support.wait import wait_until
 from tidemill.protocol.errors import EngineFailed
 from tidemill.protocol.logprobs import TokenLogprobs
@@ -24,9 +27,12 @@ from tidemill_gpuworker.engine.model_runner import ModelRunner
 from tidemill_gpuworker.engine.output_processor import Output
 from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.engine.stop_checker import Finish
+from tidemill_gpuworker.lora.adapter_files import read_adapter
+from tidemill_gpuworker.lora.layers import AdaptableLayers
 from tidemill_gpuworker.memory.block_manager import BlockManager
 from tidemill_gpuworker.parallel.followers import NO_FOLLOWERS, Followers
 from tidemill_gpuworker.parallel.team import Team
+from tidemill_gpuworker.quantization.on_the_fly import ON_THE_FLY
 from tidemill_gpuworker.sampling.sampler import Sampler
 from tidemill_gpuworker.steps.step_config import StepConfig
 from tidemill_gpuworker.steps.step_scheduler import StepScheduler
@@ -47,14 +53,14 @@ def llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_golden_model(make_golden_model("llama untied"), directory)
 
 
-def make_runner(model_dir: Path, followers: Followers, **options: int) -> ModelRunner:
+def make_runner(model_dir: Path, followers: Followers, **options: Any) -> ModelRunner:
     sizes = {"num_blocks": 64} | options
     runner = ModelRunner(
         model_dir,
         dtype="float32",
         num_threads=1,
         followers=followers,
-        **sizes,  # type: ignore[arg-type]
+        **sizes,
     )
     runner.warm_up()
     return runner
@@ -153,6 +159,102 @@ def test_two_ranks_sample_the_same_tokens_after_swaps(team: Team, llama_dir: Pat
     assert split.num_swapped_in > 0
     assert split.outputs == alone.outputs
     torch.testing.assert_close(own_logprobs(split), own_logprobs(alone), atol=1e-4, rtol=0.0)
+
+
+def run_short(runner: ModelRunner) -> GreedyRun:
+    config = StepConfig(max_model_len=64, max_num_batched_tokens=16, max_num_seqs=4)
+    return generate_greedily(runner, make_prompts((5, 23), shared=20), 4, config)
+
+
+def check_quantised(model_dir: Path, team: Team, method: str | None = None) -> None:
+    alone, split = (
+        run_short(make_runner(model_dir, followers, quantization=method))
+        for followers in (NO_FOLLOWERS, team)
+    )
+    assert split.outputs == alone.outputs
+    for logits, expected in zip(split.logits, alone.logits, strict=True):
+        torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0.0)
+
+
+@pytest.mark.parametrize("name", ["gptq v1", "fp8 blocks"])
+def test_two_ranks_run_a_quantised_checkpoint(name: str, team: Team, tmp_path: Path) -> None:
+    write_quantised(name, tmp_path)
+    check_quantised(tmp_path, team)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ACT_ORDER])
+def test_two_ranks_run_every_quantised_checkpoint(name: str, team: Team, tmp_path: Path) -> None:
+    write_quantised(name, tmp_path)
+    check_quantised(tmp_path, team)
+
+
+@pytest.mark.parametrize("method", ON_THE_FLY)
+def test_two_ranks_quantise_as_one_does(method: str, team: Team, tmp_path: Path) -> None:
+    make_plain_model().save_pretrained(tmp_path)
+    check_quantised(tmp_path, team, method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ON_THE_FLY)
+@pytest.mark.parametrize("name", ["phi3", "mixtral", "qwen2 moe"])
+def test_two_ranks_quantise_fused_layers_and_experts_as_one_does(
+    name: str, method: str, team: Team, tmp_path: Path
+) -> None:
+    check_quantised(save_golden_model(make_golden_model(name), tmp_path), team, method)
+
+
+def check_adapters(name: str, modules: tuple[str, ...], team: Team, directory: Path) -> None:
+    model = make_golden_model(name)
+    model_dir = save_golden_model(model, directory / "model")
+    runner = make_runner(model_dir, team, adaptable=AdaptableLayers())
+    prompts = make_prompts((9, 40, 33), shared=20)
+    config = StepConfig(max_model_len=128, max_num_seqs=8, max_num_batched_tokens=48)
+    # The first ones are gone when the last run begins.
+    for seeds in ((1, 2), (2, 3)):
+        paths = [write_adapter(directory / str(seed), model, modules, seed=seed) for seed in seeds]
+        adapters = [runner.load_adapter(path.name, read_adapter(path)) for path in paths]
+        chosen = [adapters[0], None, adapters[1], adapters[0], None]
+        run = generate_greedily(runner, prompts, 5, config, chosen)
+        models = [merged(model, path, scale=2.0) for path in paths]
+        expected = [models[0], model, models[1], models[0], model]
+        for number, each in enumerate(expected):
+            part = GreedyRun([run.outputs[number]], [run.logits[number]])
+            check_run(each, [prompts[number]], part)
+
+
+def test_two_ranks_adapt_the_rows_of_each_adapter(team: Team, tmp_path: Path) -> None:
+    modules = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    check_adapters("qwen2", modules, team, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        ("phi3", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
+        ("mixtral", ("q_proj", "k_proj", "o_proj")),
+    ],
+)
+def test_two_ranks_adapt_fused_layers_and_the_attention_of_mixtures(
+    name: str, modules: tuple[str, ...], team: Team, tmp_path: Path
+) -> None:
+    check_adapters(name, modules, team, tmp_path)
+
+
+def test_two_ranks_adapt_quantised_layers_as_one_does(
+    team: Team, llama_dir: Path, tmp_path: Path
+) -> None:
+    path = write_adapter(tmp_path / "x", make_golden_model("llama untied"), ("q_proj", "down_proj"))
+    prompts = make_prompts((9, 20), shared=5)
+    config = StepConfig(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64)
+    runs = []
+    for followers in (NO_FOLLOWERS, team):
+        layers = AdaptableLayers()
+        runner = make_runner(llama_dir, followers, quantization="int8", adaptable=layers)
+        adapters = [runner.load_adapter("x", read_adapter(path)), None] * 2
+        runs.append(generate_greedily(runner, prompts, 4, config, adapters))
+    assert runs[0].outputs == runs[1].outputs
 
 
 # The last one: it uses the ranks up.

@@ -90,8 +90,6 @@ def test_what_cannot_be_split_is_refused_before_a_rank_is_started(tmp_path: Path
     team = Team(3)
     with pytest.raises(ConfigError, match="--tensor-parallel-size 3"):
         ModelRunner(model_dir, num_blocks=8, followers=team)
-    with pytest.raises(UnsupportedModel, match="quantised by"):
-        ModelRunner(model_dir, num_blocks=8, quantization="int8", followers=Team(2))
     assert team.pids == ()
 
 
@@ -100,7 +98,7 @@ def test_what_cannot_be_split_is_refused_before_a_rank_is_started(tmp_path: Path
     [
         ({"device": "cuda:1"}, "which 2 ranks cannot share"),
         ({"device": "cuda"}, "2 ranks need a GPU each, torch sees 0"),
-        ({"lora": LoraConfig()}, "LoRA adapters"),
+        ({"lora": LoraConfig(), "pipeline_parallel_size": 2}, "LoRA adapters"),
     ],
 )
 def test_settings_that_do_not_go_with_ranks_are_refused(
@@ -114,7 +112,8 @@ def test_settings_that_do_not_go_with_ranks_are_refused(
         service=load_config(),
         **{"tensor_parallel_size": 2} | options,
     )
-    assert make_team(replace(config, tensor_parallel_size=1), "cpu") is None
+    one = replace(config, tensor_parallel_size=1, pipeline_parallel_size=1)
+    assert make_team(one, "cpu") is None
     with pytest.raises(ConfigError, match=named):
         make_team(config, config.device)
 

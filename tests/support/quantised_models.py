@@ -161,6 +161,10 @@ FORMATS: dict[str, QuantisedFormat] = {
 }
 
 
+#: Formats whose groups are of inputs that are no neighbours.
+ACT_ORDER = ("gptq desc_act", "gptq desc_act 8 bits", "compressed w8a16 act order")
+
+
 def make_plain_model() -> transformers.PreTrainedModel:
     """Return a random Llama in float32 whose layers are no multiples of 128 throughout."""
     torch.manual_seed(7)

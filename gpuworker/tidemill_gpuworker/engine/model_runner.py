@@ -17,7 +17,13 @@ from tidemill_gpuworker.loading.loader import Checkpoint
 from tidemill_gpuworker.loading.model_choice import LoadOptions, Model, ModelSource, choose_model
 from tidemill_gpuworker.loading.model_config import ModelConfig
 from tidemill_gpuworker.lora.adapter_files import AdapterFiles
-from tidemill_gpuworker.lora.layers import AdaptableLayers, LoadedAdapter
+from tidemill_gpuworker.lora.layers import (
+    AdaptableLayers,
+    AdapterWeights,
+    LoadedAdapter,
+    hold,
+    spans_of,
+)
 from tidemill_gpuworker.memory.block_copier import BlockCopier
 from tidemill_gpuworker.memory.kv_cache import (
     KVCache,
@@ -33,7 +39,6 @@ from tidemill_gpuworker.memory.memory_profile import largest_step, measure_memor
 from tidemill_gpuworker.models.linear import can_pack
 from tidemill_gpuworker.parallel.followers import NO_FOLLOWERS, Followers, LoadOrder
 from tidemill_gpuworker.parallel.leading_model import LeadingCopier, lead
-from tidemill_gpuworker.parallel.requirements import check_parallel
 from tidemill_gpuworker.parallel.split_config import largest_part
 from tidemill_gpuworker.quantization.selection import choose_quantization
 from tidemill_gpuworker.steps.step_plan import ScheduledSequence, StepPlan
@@ -126,8 +131,8 @@ class ModelRunner:
         self.kv_dtype = choose_kv_dtype(kv_cache_dtype, self.dtype)
         self.backend = _backend(self._device, block_size)
         self._model_dir = model_dir
+        self._wanted_quantization = quantization
         self._quantization = choose_quantization(model_dir, quantization)
-        check_parallel(self._quantization, followers.place)
         self._followers = followers
         self._adaptable = adaptable
         self._part = self._source.split(followers.place)
@@ -174,7 +179,9 @@ class ModelRunner:
             self._copier.run(plan.copies)
         inputs = make_inputs(plan, self.block_size, self._device)
         if self._adaptable is not None:
-            self._adaptable.begin(plan.scheduled, self._device)
+            spans = spans_of(plan.scheduled)
+            self._adaptable.begin(spans, self._device)
+            self._followers.adapt(spans)
         hidden = self._model(inputs, self._cache, self.backend)
         score_prompts(plan, hidden, self._model.logits, self.model_config.vocab_size)
         return self._model.logits(hidden[inputs.sampled_rows])
@@ -197,8 +204,18 @@ class ModelRunner:
 
         Raises as ``AdaptableLayers.load`` does.
         """
+        if self._followers.place.is_whole:
+            return self.check_adapter(name, files)
+        # Read once, so that all ranks have the same weights.
+        held = hold(files)
+        loaded = self.check_adapter(name, held)
+        self._followers.load_adapter(loaded, held)
+        return loaded
+
+    def check_adapter(self, name: str, weights: AdapterWeights) -> LoadedAdapter:
+        """Bring this rank's part of an adapter to the device and return it; raises as above."""
         assert self._adaptable is not None, "the model was loaded without adapters"
-        return self._adaptable.load(name, files, self.dtype, self._device)
+        return self._adaptable.load(name, weights, self.dtype, self._device)
 
     def memory_use(self) -> MemoryUse:
         """Return what the weights and the pool take, and the process's peak so far."""
@@ -254,6 +271,8 @@ class ModelRunner:
         return LoadOrder(
             model_dir=self._model_dir.absolute(),
             impl=self._source.impl,
+            quantization=self._wanted_quantization,
+            is_adaptable=self._adaptable is not None,
             dtype=str(self.dtype).removeprefix("torch."),
             block_size=self.block_size,
             max_model_len=self.max_model_len,

@@ -13,6 +13,7 @@ import torch
 from tidemill.protocol.errors import DamagedModel, ModelNotFound, UnsafeModel
 from tidemill_gpuworker.loading.safetensors_file import FLOAT_DTYPES, SafetensorsFile
 from tidemill_gpuworker.models.linear import Linear
+from tidemill_gpuworker.parallel.linear_part import LinearPart
 from tidemill_gpuworker.parallel.shard import Section
 from tidemill_gpuworker.quantization.on_the_fly import OnTheFly
 from tidemill_gpuworker.quantization.scheme import QuantScheme
@@ -29,8 +30,8 @@ _UNUSED = (".rotary_emb.inv_freq", ".k_scale", ".v_scale")
 
 Quantization = QuantScheme | OnTheFly
 
-#: Takes names, output features and input features of layers that are one, and that one.
-WrapLinear = Callable[[Sequence[str], Sequence[int], int, Linear], Linear]
+#: Takes layers that are one, or a part of them, and that one.
+WrapLinear = Callable[[LinearPart, Linear], Linear]
 
 
 @dataclass(slots=True)

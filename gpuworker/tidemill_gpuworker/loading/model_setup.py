@@ -76,7 +76,7 @@ def _load_model(
     source = choose_model(config.model_dir, config.model_impl)
     max_model_len = config.max_model_len or source.model_config.max_model_len
     tokenizer = Tokenizer.from_directory(config.model_dir)
-    adaptable = _adaptable_layers(config, source, team)
+    adaptable = _adaptable_layers(config, source)
     runner = ModelRunner(
         config.model_dir,
         device=device if team is None else device_of(device, 0),
@@ -101,7 +101,9 @@ def _load_model(
     _check_max_logprobs(config.max_logprobs, runner.model_config.vocab_size)
     step_config = _step_config(config, device, runner.max_model_len)
     runner.warm_up()
-    adapters = Adapters(config.lora, runner.load_adapter) if config.lora else None
+    adapters = None
+    if config.lora is not None:
+        adapters = Adapters(config.lora, runner.load_adapter, runner.check_adapter)
     return ServedModel(
         engine=_engine(config, step_config, runner, tokenizer, on_step),
         tokenizer=tokenizer,
@@ -113,16 +115,9 @@ def _load_model(
     )
 
 
-def _adaptable_layers(
-    config: WorkerConfig, source: ModelSource, team: Team | None
-) -> AdaptableLayers | None:
+def _adaptable_layers(config: WorkerConfig, source: ModelSource) -> AdaptableLayers | None:
     if config.lora is None:
         return None
-    if team is not None:
-        raise ConfigError(
-            "adapters do not work for a model that is split over several ranks",
-            fix="Leave out --enable-lora, or the parallel sizes.",
-        )
     if not isinstance(source, NativeSource):
         raise ConfigError(
             "adapters work for native models only, and this one is computed by transformers",

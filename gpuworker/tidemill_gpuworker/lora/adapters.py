@@ -40,16 +40,20 @@ class _Found:
 class Adapters:
     """Finds and loads adapters; any thread may ask.
 
-    ``load`` brings the weights of one to the device.  What leaves the ``max_loras`` loaded ones
-    stays with the sequences that use it until they end.
+    ``load`` brings the weights of one to the device, ``check`` only sees whether it could.  What
+    leaves the ``max_loras`` loaded ones stays with the sequences that use it until they end.
     """
 
     def __init__(
-        self, config: LoraConfig, load: Callable[[str, AdapterFiles], LoadedAdapter]
+        self,
+        config: LoraConfig,
+        load: Callable[[str, AdapterFiles], LoadedAdapter],
+        check: Callable[[str, AdapterFiles], object] | None = None,
     ) -> None:
         """Read all adapters there are; raises ``ModelError`` for one of ``modules``."""
         self._config = config
         self._load = load
+        self._check = check or load
         self._lock = threading.Lock()
         self._loaded: OrderedDict[str, LoadedAdapter] = OrderedDict()
         self._refused: dict[str, _Stamp] = {}
@@ -138,7 +142,7 @@ class Adapters:
         # Stamped before it is read, so that a change meanwhile is seen the next time.
         stamp = _stamp(path) or ()
         files = self._read(path)
-        self._load(name, files)
+        self._check(name, files)
         return _Found(path, stamp, files.digest, files.rank)
 
     def _read(self, path: Path) -> AdapterFiles:

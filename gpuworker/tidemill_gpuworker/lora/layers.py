@@ -4,16 +4,19 @@ A layer with weight W and an adapter of matrices A [rank, in], B [out, rank] com
 W x + scale B (A x) (Hu et al., 2021).  Tokens of a flat batch are grouped by adapter.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, count
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
 from tidemill.protocol.errors import DamagedModel, UnsupportedModel
-from tidemill_gpuworker.lora.adapter_files import AdapterFiles
 from tidemill_gpuworker.models.linear import Linear
+from tidemill_gpuworker.parallel.linear_part import LinearPart, ranges_of
 from tidemill_gpuworker.steps.step_plan import ScheduledSequence
 
 #: Experts see the tokens that were routed to them, in an order of their own.
@@ -47,14 +50,69 @@ class _Delta:
                 y[:, part.outputs].index_add_(0, rows, added)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class LoadedAdapter:
-    """The weights of an adapter on the device; who holds it may use it, loaded or not."""
+    """The weights of an adapter on the device; who holds it may use it, loaded or not.
+
+    ``key`` is its number among all that were loaded.
+    """
 
     name: str
     digest: str
     deltas: dict[str, _Delta]
     num_bytes: int
+    key: int = 0
+
+
+#: The rows of a step's flat batch that belong to each adapter, as pairs of start and end.
+Spans = Mapping[LoadedAdapter, Several[tuple[int, int]]]
+
+
+class AdapterWeights(Protocol):
+    """The matrices of an adapter, wherever they come from."""
+
+    @property
+    def directory(self) -> Path:
+        """Where the adapter was found."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """What tells versions of it apart."""
+        ...
+
+    @property
+    def modules(self) -> list[str]:
+        """Names of the layers that it changes."""
+        ...
+
+    def matrices(self, module: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return A [rank, in features] and B [out features, rank] of a layer, B scaled; float32."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAdapter:
+    """The matrices of an adapter in memory."""
+
+    directory: Path
+    digest: str
+    layers: dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+    @property
+    def modules(self) -> list[str]:
+        """Names of the layers that it changes."""
+        return sorted(self.layers)
+
+    def matrices(self, module: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return A [rank, in features] and B [out features, rank] of a layer, B scaled."""
+        return self.layers[module]
+
+
+def hold(weights: AdapterWeights) -> HeldAdapter:
+    """Read all matrices at once."""
+    layers = {module: weights.matrices(module) for module in weights.modules}
+    return HeldAdapter(weights.directory, weights.digest, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,38 +146,25 @@ class AdaptedLinear:
         return y
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    names: tuple[str, ...]
-    rows: tuple[int, ...]
-    in_features: int
-
-    @property
-    def key(self) -> str:
-        return self.names[0]
-
-
 class AdaptableLayers:
     """The linear layers of one model that adapters may change."""
 
     def __init__(self) -> None:
-        self._targets: dict[str, _Target] = {}
+        self._targets: dict[str, LinearPart] = {}
         self._step = _Step()
+        self._keys = count(1)
 
-    def wrap(
-        self, names: Several[str], rows: Several[int], in_features: int, linear: Linear
-    ) -> Linear:
-        """Return ``linear``, the layers ``names`` as one, so that adapters can change it."""
-        if any(_EXPERTS in name for name in names):
+    def wrap(self, part: LinearPart, linear: Linear) -> Linear:
+        """Return ``linear``, a part of some layers as one, so that adapters can change it."""
+        if any(_EXPERTS in name for name in part.names):
             return linear
-        target = _Target(tuple(names), tuple(rows), in_features)
-        self._targets.update(dict.fromkeys(names, target))
-        return AdaptedLinear(target.key, linear, self._step)
+        self._targets.update(dict.fromkeys(part.names, part))
+        return AdaptedLinear(part.names[0], linear, self._step)
 
     def load(
-        self, name: str, files: AdapterFiles, dtype: torch.dtype, device: torch.device
+        self, name: str, files: AdapterWeights, dtype: torch.dtype, device: torch.device
     ) -> LoadedAdapter:
-        """Bring an adapter's weights to the device.
+        """Bring an adapter's weights, or the part of this rank, to the device.
 
         Raises:
             UnsupportedModel: it changes a layer that the model does not have or that is fixed.
@@ -131,24 +176,30 @@ class AdaptableLayers:
                     f"{files.directory}: layer {module} of the adapter is none that can be adapted",
                     fix="Use an adapter that was trained for this model and its linear layers.",
                 )
-        targets = {self._targets[module].key: self._targets[module] for module in files.modules}
+        targets = {self._targets[name].names[0]: self._targets[name] for name in files.modules}
         deltas = {key: _delta(target, files, dtype, device) for key, target in targets.items()}
         tensors = [t for d in deltas.values() for t in (d.down, *(part.up for part in d.parts))]
-        return LoadedAdapter(name, files.digest, deltas, sum(tensor.nbytes for tensor in tensors))
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
+        return LoadedAdapter(name, files.digest, deltas, num_bytes, next(self._keys))
 
-    def begin(self, scheduled: Several[ScheduledSequence], device: torch.device) -> None:
-        """Note which rows of the step's flat batch belong to which adapter."""
-        spans: dict[LoadedAdapter, list[tuple[int, int]]] = {}
-        start = 0
-        for item in scheduled:
-            end = start + item.num_tokens
-            if item.seq.adapter is not None:
-                spans.setdefault(item.seq.adapter, []).append((start, end))
-            start = end
-        self._step.groups = [_Group(each, _rows(span, device)) for each, span in spans.items()]
+    def begin(self, spans: Spans, device: torch.device) -> None:
+        """Let each adapter change its rows of the next step."""
+        self._step.groups = [_Group(each, _rows(rows, device)) for each, rows in spans.items()]
 
 
-def _rows(spans: list[tuple[int, int]], device: torch.device) -> slice | torch.Tensor:
+def spans_of(scheduled: Several[ScheduledSequence]) -> Spans:
+    """Return which rows of the step's flat batch belong to which adapter."""
+    spans: dict[LoadedAdapter, list[tuple[int, int]]] = {}
+    start = 0
+    for item in scheduled:
+        end = start + item.num_tokens
+        if item.seq.adapter is not None:
+            spans.setdefault(item.seq.adapter, []).append((start, end))
+        start = end
+    return spans
+
+
+def _rows(spans: Several[tuple[int, int]], device: torch.device) -> slice | torch.Tensor:
     first, last = spans[0][0], spans[-1][1]
     if sum(end - start for start, end in spans) == last - first:
         return slice(first, last)
@@ -156,24 +207,29 @@ def _rows(spans: list[tuple[int, int]], device: torch.device) -> slice | torch.T
 
 
 def _delta(
-    target: _Target, files: AdapterFiles, dtype: torch.dtype, device: torch.device
+    target: LinearPart, files: AdapterWeights, dtype: torch.dtype, device: torch.device
 ) -> _Delta:
+    (inputs,) = ranges_of([target.inputs])
     downs: list[torch.Tensor] = []
     parts: list[_Part] = []
     changed, rank = set(files.modules), 0
     ends = list(accumulate(target.rows))
-    for name, size, end in zip(target.names, target.rows, ends, strict=True):
+    for part, end in zip(target.split(), ends, strict=True):
+        (name,), (sections,), (size,), (whole,) = (
+            *(part.names, part.outputs, part.rows, part.whole_rows),
+        )
         if name in changed:
             down, up = files.matrices(name)
-            _check_shapes(files, name, down, up, size, target.in_features)
+            _check_shapes(files, name, down, up, whole, part.inputs.whole_size)
             ranks = slice(rank, rank := rank + down.shape[0])
-            downs.append(down)
+            downs.append(down[:, inputs])
+            up = torch.cat([up[rows] for rows in ranges_of(sections)])
             parts.append(_Part(slice(end - size, end), ranks, up.to(device, dtype)))
     return _Delta(torch.cat(downs).to(device, dtype), tuple(parts))
 
 
 def _check_shapes(
-    files: AdapterFiles,
+    files: AdapterWeights,
     name: str,
     down: torch.Tensor,
     up: torch.Tensor,

@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import threading
 from typing import Any
 
 from tidemill.protocol.codec import pack, unpack
@@ -22,13 +23,16 @@ class Channel:
         self._socket = end
         self._peer = peer
         self._send_seconds = send_seconds
+        # An adapter is sent by the thread that loads it, while steps go on.
+        self._lock = threading.Lock()
 
     def send(self, name: str, fields: dict[str, Any] | None = None) -> None:
         """Send a message; raises ``EngineFailed`` if the peer is gone or does not read."""
         body = pack([name, fields or {}])
         try:
-            self._socket.settimeout(self._send_seconds)
-            self._socket.sendall(_LENGTH.pack(len(body)) + body)
+            with self._lock:
+                self._socket.settimeout(self._send_seconds)
+                self._socket.sendall(_LENGTH.pack(len(body)) + body)
         except OSError as error:
             raise EngineFailed(f"{self._peer} takes no orders: {error}", fix=_FIX) from error
 

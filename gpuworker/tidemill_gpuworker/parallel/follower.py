@@ -11,11 +11,13 @@ from tidemill.protocol.errors import TidemillError
 from tidemill_gpuworker.loading.loader import Checkpoint
 from tidemill_gpuworker.loading.model_choice import LoadOptions, Part, choose_model
 from tidemill_gpuworker.loading.model_config import ModelConfig
+from tidemill_gpuworker.lora.layers import AdaptableLayers, HeldAdapter, LoadedAdapter
 from tidemill_gpuworker.memory.block_copier import BlockCopier
 from tidemill_gpuworker.memory.kv_cache import KVCache, make_kv_cache
 from tidemill_gpuworker.parallel import orders
 from tidemill_gpuworker.parallel.channel import Channel
 from tidemill_gpuworker.parallel.collectives import ProcessGroup
+from tidemill_gpuworker.quantization.selection import choose_quantization
 from tidemill_kernels import select_backend
 
 _log = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ class Follower:
             orders.LOAD: self._load,
             orders.CACHE: self._make_cache,
             orders.COPY: lambda fields: self._copier.run(orders.unpack_copies(fields)),
+            orders.ADAPTER: self._load_adapter,
+            orders.ADAPT: self._adapt,
             orders.STEP: self._step,
             orders.LOGITS: self._logits,
         }
@@ -73,7 +77,17 @@ class Follower:
         model_dir = Path(fields["model_dir"])
         source = choose_model(model_dir, fields["impl"])
         self._config: ModelConfig = source.split(self._group.place)
-        checkpoint = Checkpoint(model_dir, dtype=dtype, device=self._device)
+        self._dtype, self._adaptable = dtype, AdaptableLayers()
+        self._arriving: dict[int, HeldAdapter] = {}
+        self._adapters: dict[int, LoadedAdapter] = {}
+        checkpoint = Checkpoint(
+            model_dir,
+            dtype=dtype,
+            device=self._device,
+            quantization=choose_quantization(model_dir, fields["quantization"]),
+        )
+        if fields["is_adaptable"]:
+            checkpoint.wrap_linear = self._adaptable.wrap
         options = LoadOptions(
             dtype=dtype,
             device=self._device,
@@ -96,6 +110,24 @@ class Follower:
         )
         self._copier = BlockCopier(self._cache, fields["num_slots"])
         self._channel.send(orders.DONE)
+
+    def _load_adapter(self, fields: dict[str, Any]) -> None:
+        key: int = fields["key"]
+        empty = HeldAdapter(Path(fields["directory"]), fields["digest"], {})
+        held = self._arriving.setdefault(key, empty)
+        held.layers[fields["module"]] = orders.unpack_matrices(fields)
+        if fields["is_last"]:
+            weights = self._arriving.pop(key), self._dtype, self._device
+            self._adapters[key] = self._adaptable.load(fields["name"], *weights)
+
+    def _adapt(self, fields: dict[str, Any]) -> None:
+        spans = {
+            self._adapters[key]: [(start, end) for start, end in rows]
+            for key, rows in fields["rows"]
+        }
+        self._adaptable.begin(spans, self._device)
+        for key in fields["gone"]:
+            del self._adapters[key]
 
     def _step(self, fields: dict[str, Any]) -> None:
         self._model(orders.unpack_inputs(fields, self._device), self._cache, self._backend)

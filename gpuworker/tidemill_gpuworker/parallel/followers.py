@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from tidemill_gpuworker.engine.inputs import StepInputs
+from tidemill_gpuworker.lora.layers import HeldAdapter, LoadedAdapter, Spans
 from tidemill_gpuworker.memory.block_copies import BlockCopies
 from tidemill_gpuworker.parallel.collectives import NO_COLLECTIVES, Collectives
 from tidemill_gpuworker.parallel.shard import EVERYTHING, Place
@@ -18,6 +19,8 @@ class LoadOrder:
 
     model_dir: Path
     impl: str
+    quantization: str | None
+    is_adaptable: bool
     dtype: str
     block_size: int
     max_model_len: int
@@ -56,6 +59,14 @@ class Followers(Protocol):
         """Let them copy blocks."""
         ...
 
+    def load_adapter(self, adapter: LoadedAdapter, held: HeldAdapter) -> None:
+        """Let them load their parts of an adapter until the leader's is gone; any thread may."""
+        ...
+
+    def adapt(self, spans: Spans) -> None:
+        """Let adapters change these rows of the next step."""
+        ...
+
     def begin_step(self, inputs: StepInputs) -> None:
         """Let them run a step, together with the leader."""
         ...
@@ -85,6 +96,12 @@ class NoFollowers:
         """Do nothing."""
 
     def copy(self, copies: BlockCopies) -> None:
+        """Do nothing."""
+
+    def load_adapter(self, adapter: LoadedAdapter, held: HeldAdapter) -> None:
+        """Do nothing."""
+
+    def adapt(self, spans: Spans) -> None:
         """Do nothing."""
 
     def begin_step(self, inputs: StepInputs) -> None:

@@ -1,15 +1,18 @@
 """What the leader tells its ranks, as plain data: no object is ever unpickled."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from tidemill_gpuworker.engine.inputs import StepInputs
+from tidemill_gpuworker.lora.layers import HeldAdapter, LoadedAdapter
 from tidemill_gpuworker.memory.block_copies import BlockCopies, BlockCopy
 from tidemill_kernels import AttentionMetadata
 
 JOIN, LOAD, CACHE, COPY, STEP, LOGITS = "join", "load", "cache", "copy", "step", "logits"
+ADAPTER, ADAPT = "adapter", "adapt"
 #: The answers to the first three.
 DONE, FAILED = "done", "failed"
 
@@ -56,6 +59,28 @@ def unpack_copies(fields: dict[str, Any]) -> BlockCopies:
     return BlockCopies(
         **{name: tuple(BlockCopy(*pair) for pair in pairs) for name, pairs in fields.items()}
     )
+
+
+def pack_adapter(adapter: LoadedAdapter, held: HeldAdapter) -> Iterator[dict[str, Any]]:
+    """Yield an adapter layer by layer: all of it at once may be more than a message holds."""
+    modules = held.modules
+    for module in modules:
+        yield {
+            "key": adapter.key,
+            "name": adapter.name,
+            "digest": held.digest,
+            "directory": str(held.directory),
+            "module": module,
+            "matrices": [[list(m.shape), _bytes(m.contiguous())] for m in held.matrices(module)],
+            "is_last": module == modules[-1],
+        }
+
+
+def unpack_matrices(fields: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the matrices of a layer that ``pack_adapter`` made ``fields`` of."""
+    cpu, dtype = torch.device("cpu"), np.dtype(np.float32)
+    down, up = (_tensor(data, dtype, cpu).view(shape) for shape, data in fields["matrices"])
+    return down, up
 
 
 def name_of(dtype: torch.dtype) -> str:

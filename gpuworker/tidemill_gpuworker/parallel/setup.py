@@ -14,14 +14,14 @@ _MIN_WAIT_SECONDS = 1.0
 def make_team(config: WorkerConfig, device: str) -> Team | None:
     """Return the ranks that the settings ask for, none of them started; None for one process.
 
-    Raises ``ConfigError`` if ``device`` has not enough of them, or if LoRA is on.
+    Raises ``ConfigError`` if ``device`` has not enough of them, or if LoRA is to go with stages.
     """
     if config.num_ranks == 1:
         return None
-    if config.lora is not None:
+    if config.lora is not None and config.pipeline_parallel_size > 1:
         raise ConfigError(
-            "LoRA adapters are not split over several ranks",
-            fix="Leave out --enable-lora, or --tensor-parallel-size and --pipeline-parallel-size.",
+            "LoRA adapters do not go with pipeline stages",
+            fix="Leave out --enable-lora or --pipeline-parallel-size.",
         )
     _check_device(config.num_ranks, device)
     return Team(

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 
 from tidemill.protocol.errors import EngineFailed
 from tidemill_gpuworker.engine.inputs import StepInputs
+from tidemill_gpuworker.lora.layers import HeldAdapter, LoadedAdapter, Spans
 from tidemill_gpuworker.memory.block_copies import BlockCopies
 from tidemill_gpuworker.parallel import orders
 from tidemill_gpuworker.parallel.channel import Channel
@@ -69,6 +72,9 @@ class Team:
         self._lost: EngineFailed | None = None
         self._is_closing = False
         self._on_lost: Callable[[Exception], None] = lambda error: None
+        #: Rows that adapters change, as the ranks were told last, and adapters that nobody holds.
+        self._adapted: list[list[object]] = []
+        self._gone: deque[int] = deque()
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -101,6 +107,8 @@ class Team:
         """Let each rank load its part, while this process loads its own."""
         if not self._ranks and self.size > 1:
             self._start()
+        # Those of the model before are gone with it.
+        self._adapted, self._gone = [], deque()
         self._order(orders.LOAD, {**asdict(order), "model_dir": str(order.model_dir)})
 
     def confirm(self) -> None:
@@ -119,6 +127,20 @@ class Team:
     def copy(self, copies: BlockCopies) -> None:
         """Let the ranks copy blocks."""
         self._order(orders.COPY, orders.pack_copies(copies))
+
+    def load_adapter(self, adapter: LoadedAdapter, held: HeldAdapter) -> None:
+        """Let each rank load its part of an adapter, and drop it once the leader's is gone."""
+        for fields in orders.pack_adapter(adapter, held):
+            self._order(orders.ADAPTER, fields)
+        weakref.finalize(adapter, self._gone.append, adapter.key).atexit = False
+
+    def adapt(self, spans: Spans) -> None:
+        """Let adapters change these rows of the ranks' next step."""
+        rows = [[adapter.key, [list(span) for span in each]] for adapter, each in spans.items()]
+        gone = [self._gone.popleft() for _ in range(len(self._gone))]
+        if gone or rows != self._adapted:
+            self._order(orders.ADAPT, {"rows": rows, "gone": gone})
+            self._adapted = rows
 
     def begin_step(self, inputs: StepInputs) -> None:
         """Let the ranks run a step."""
