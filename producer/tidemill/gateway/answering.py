@@ -98,10 +98,10 @@ async def _submit(call: Call, plan: Plan) -> RequestJobs:
     try:
         return await submit(call, plan.specs)
     except InvalidRequest as error:
-        if error.field == "prompt_ids":
+        if error.field.startswith("prompt_ids"):
             # The caller sent no ids, or under another name.
             error.message = error.message.replace("prompt_ids", plan.prompt_field, 1)
-            error.field = plan.prompt_field
+            error.field = error.field.replace("prompt_ids", plan.prompt_field, 1)
         raise
 
 

@@ -98,10 +98,11 @@ class _Writer:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def say_goodbye(self) -> None:
-        """Tell that the server stops, if that can be told at once."""
+        """Tell that the server stops, and end the stream, if that can be done at once."""
+        last = event(_STOPPING.encoded()) + DONE
         with suppress(TimeoutError):
             async with asyncio.timeout(_GOODBYE_SECONDS):
-                await self.write(event(_STOPPING.encoded()))
+                await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def keep_alive(self) -> None:
         if self._is_quiet:
