@@ -130,6 +130,11 @@ class JobSpec:
         merged: JobOptions = {**common, **self.options}
         return JobSpec(self.prompt, **merged)
 
+    def with_options(self, forced: JobOptions) -> "JobSpec":
+        """Return this spec with options in place of its own."""
+        merged: JobOptions = {**self.options, **forced}
+        return JobSpec(self.prompt, **merged)
+
     def draft(self, tenant: str) -> "Draft":
         """Check everything that can be checked without the model; raises ``InvalidRequest``."""
         return make_draft(self.prompt, self.options, tenant)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
 from pydantic import ValidationError
 
@@ -82,10 +82,15 @@ class KindSpec(JobSpec):
 
     def with_defaults(self, common: JobOptions) -> JobSpec:
         """Return this spec with those common options that its kind has too."""
-        known = KindOptions.__annotations__.keys() - self._kind_options.keys()
-        taken: Any = {name: value for name, value in common.items() if name in known}
+        return self._with({**_known(common), **self._kind_options})
+
+    def with_options(self, forced: JobOptions) -> JobSpec:
+        """Return this spec with those options that its kind has too in place of its own."""
+        return self._with({**self._kind_options, **_known(forced)})
+
+    def _with(self, options: KindOptions) -> JobSpec:
         merged = object.__new__(type(self))
-        KindSpec.__init__(merged, self._fields, {**taken, **self._kind_options})
+        KindSpec.__init__(merged, self._fields, options)
         return merged
 
     def draft(self, tenant: str) -> Draft:
@@ -134,6 +139,11 @@ class TranscribeSpec(KindSpec):
 
     def __init__(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> None:
         super().__init__({"audio": _audio(audio)}, options)
+
+
+def _known(options: JobOptions) -> KindOptions:
+    names = KindOptions.__annotations__.keys() & options.keys()
+    return cast(KindOptions, {name: options[name] for name in names})  # type: ignore[literal-required]
 
 
 def _inputs(inputs: Any) -> tuple[Any, ...]:

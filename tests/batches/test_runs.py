@@ -12,7 +12,6 @@ from support.fake_mill import Attempt
 from support.shard import KEYS, server_ms
 from support.wait import wait_until_async
 from tidemill.batches.client import AsyncBatches
-from tidemill.batches.openai_requests import OpenAITranslator
 from tidemill.protocol.batches import Batch
 from tidemill.protocol.errors import InvalidRequest, NoSuchObject, WrongState
 from tidemill.service.blobs.store import BlobStore
@@ -32,7 +31,7 @@ def start_runner(redis_url: str, blobs: BlobStore) -> StartRunner:
     @asynccontextmanager
     async def start(**settings: object) -> AsyncIterator["asyncio.Task[None]"]:
         chosen = {name: getattr(FAST, name) for name in FAST.__dataclass_fields__} | settings
-        runner = BatchRunner(redis_url, KEYS, blobs, OpenAITranslator, RunnerSettings(**chosen))
+        runner = BatchRunner(redis_url, KEYS, blobs, RunnerSettings(**chosen))
         task = asyncio.create_task(runner.run())
         try:
             yield task

@@ -5,16 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.batches.lines import RequestLine
-from tidemill.protocol.errors import (
-    InvalidRequest,
-    JobCancelled,
-    JobError,
-    JobFailed,
-    TidemillError,
-    UnknownAdapter,
-    UnknownModel,
-)
-from tidemill.protocol.states import JobState
+from tidemill.gateway.errors import api_error
+from tidemill.protocol.errors import JobError, TidemillError
 
 _MESSAGES = {
     "batch_expired": "This request could not be executed before the completion window expired.",
@@ -35,15 +27,9 @@ def answered(batch_id: str, line: RequestLine, job_id: str, body: Mapping[str, A
 
 def refused(batch_id: str, line: RequestLine, error: TidemillError) -> bytes:
     """Return the line of the error file for a request that could not be answered."""
-    status, kind, code = _status(error)
-    told = {
-        "message": error.one_line(),
-        "type": kind,
-        "param": error.field if isinstance(error, InvalidRequest) else None,
-        "code": code,
-    }
+    told = api_error(error)
     job_id = error.job_id if isinstance(error, JobError) else request_id(batch_id, line)
-    response = {"status_code": status, "request_id": job_id, "body": {"error": told}}
+    response = {"status_code": told.status, "request_id": job_id, "body": told.body}
     return _line(batch_id, line, response, None)
 
 
@@ -67,18 +53,3 @@ def _line(
     }
     # In ASCII: a custom_id may hold half of a surrogate pair.
     return json.dumps(told, separators=(",", ":")).encode() + b"\n"
-
-
-def _status(error: TidemillError) -> tuple[int, str, str]:
-    match error:
-        case UnknownModel() | UnknownAdapter():
-            return 404, "invalid_request_error", "model_not_found"
-        case InvalidRequest():
-            return 400, "invalid_request_error", "invalid_value"
-        case JobFailed(state=JobState.FAILED):
-            return 400, "invalid_request_error", "job_failed"
-        case JobFailed(state=JobState.EXPIRED):
-            return 504, "server_error", error.finish_reason or "deadline"
-        case JobCancelled():
-            return 409, "invalid_request_error", "job_cancelled"
-    return 500, "server_error", "job_failed"

@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tidemill._async_link import AsyncLink
+from tidemill._async_shared import AsyncShared
 from tidemill._endpoint import find_endpoint
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
 from tidemill.batches.paging import Page, collect, hashes, ids_behind
@@ -47,11 +48,16 @@ class AsyncBatches:
         shard: str | None = None,
         blobs: BlobStore | None = None,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        _shared: AsyncShared | None = None,
     ) -> None:
         endpoint = find_endpoint(url, tenant, shard)
         self._keys, self._tenant = endpoint.keys, endpoint.tenant
         self._blobs = blobs or BlobStore(load_config().blob_url)
-        self._link = AsyncLink(endpoint.url, endpoint.keys.shard, timeout)
+        if _shared is None:
+            self._link = AsyncLink(endpoint.url, endpoint.keys.shard, timeout)
+        else:
+            self._link = _shared.links(endpoint).home
+        self._is_shared = _shared is not None
 
     async def create_file(
         self,
@@ -198,7 +204,8 @@ class AsyncBatches:
 
     async def close(self) -> None:
         """Close the connections; batches go on."""
-        await self._link.close()
+        if not self._is_shared:
+            await self._link.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,77 +1,85 @@
-"""What the requests of a batch mean, as OpenAI's API has it."""
+"""What the requests of a batch mean: the same as those that the gateway gets one by one."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from tidemill._request import JobOptions, JobSpec
-from tidemill.async_client import AsyncProducer
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from tidemill.batches.embedding_requests import plan_embeddings
 from tidemill.batches.translation import Translated
-from tidemill.openai.conversation import template_messages
+from tidemill.gateway.answering import Plan
+from tidemill.gateway.call import Call
+from tidemill.gateway.chatting import plan_chat
+from tidemill.gateway.completing import plan_completion
+from tidemill.gateway.identity import Identity
+from tidemill.gateway.openai_models.chat import ChatRequest
+from tidemill.gateway.openai_models.completions import CompletionRequest
+from tidemill.gateway.shaping.envelope import Envelope, fingerprint_of, usage_of
+from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.messages import invalid_request
 from tidemill.result import Result
 
-_OPTIONS = ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "n", "ignore_eos")
+Body = Mapping[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
+
+#: A batch has no streams.
+_LEFT_OUT = frozenset({"stream", "stream_options"})
 
 
 class OpenAITranslator:
-    """Translates the requests of one client's batches."""
+    """Translates the requests of one tenant's batches."""
 
-    def __init__(self, producer: AsyncProducer) -> None:
-        self._producer = producer
-
-    async def translate(self, endpoint: str, body: Mapping[str, Any]) -> Translated:
-        """Return the jobs of a request; raises ``InvalidRequest``."""
-        given: Any = {name: body[name] for name in _OPTIONS if body.get(name) is not None}
-        options: JobOptions = given
-        if endpoint == "/v1/completions":
-            spec = JobSpec(_prompt(body), **options)
-            return Translated([spec], lambda results: _completion(body, results))
-        if endpoint == "/v1/chat/completions":
-            spec = JobSpec(template_messages(body.get("messages")), **options)
-            return Translated([spec], lambda results: _chat(body, results))
-        raise InvalidRequest(f"url: {endpoint} is not served in batches", field="url")
-
-
-def _prompt(body: Mapping[str, Any]) -> Any:
-    if body.get("prompt") is None:
-        raise InvalidRequest("prompt: it is missing", field="prompt")
-    return body["prompt"]
-
-
-def _completion(body: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
-    choices = [
-        {"index": c.index, "text": c.text, "finish_reason": c.finish_reason, "logprobs": None}
-        for c in results[0].choices
-    ]
-    return _around(body, results[0], "text_completion", choices)
-
-
-def _chat(body: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
-    choices = [
-        {
-            "index": c.index,
-            "message": {"role": "assistant", "content": c.text},
-            "finish_reason": c.finish_reason,
+    def __init__(self, state: GatewayState, tenant: str) -> None:
+        self._state, self._identity = state, Identity(tenant)
+        self._endpoints: dict[str, Callable[[Body], Awaitable[Translated]]] = {
+            "/v1/chat/completions": self._chat,
+            "/v1/completions": self._completion,
+            "/v1/embeddings": self._embeddings,
         }
-        for c in results[0].choices
-    ]
-    return _around(body, results[0], "chat.completion", choices)
+
+    async def translate(self, endpoint: str, body: Body) -> Translated:
+        """Return the jobs of a request; raises ``InvalidRequest``."""
+        if endpoint not in self._endpoints:
+            raise InvalidRequest(f"url: {endpoint} is not served in batches", field="url")
+        fields = {name: value for name, value in body.items() if name not in _LEFT_OUT}
+        return await self._endpoints[endpoint](fields)
+
+    async def _chat(self, body: Body) -> Translated:
+        return _of_plan(await plan_chat(self._call(body), _parsed(ChatRequest, body)))
+
+    async def _completion(self, body: Body) -> Translated:
+        return _of_plan(await plan_completion(self._call(body), _parsed(CompletionRequest, body)))
+
+    async def _embeddings(self, body: Body) -> Translated:
+        return await plan_embeddings(self._state.producer(self._identity.tenant), body)
+
+    def _call(self, body: Body) -> Call:
+        length = str(len(orjson.dumps(body))).encode()
+        scope = {"type": "http", "headers": [(b"content-length", length)]}
+        return Call(Request(scope), self._state, self._identity, "")
 
 
-def _around(
-    body: Mapping[str, Any], result: Result, kind: str, choices: list[dict[str, Any]]
-) -> dict[str, Any]:
-    usage = result.usage
-    return {
-        "id": result.job_id,
-        "object": kind,
-        "created": int(time.time()),
-        "model": body.get("model"),
-        "choices": choices,
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        },
-    }
+def _parsed(model: type[Model], body: Body) -> Model:
+    try:
+        return model.model_validate(dict(body))
+    except ValidationError as error:
+        raise invalid_request(error) from error
+
+
+def _of_plan(plan: Plan) -> Translated:
+    def answer(results: Sequence[Result]) -> dict[str, Any]:
+        envelope = Envelope(
+            id=f"{plan.id_prefix}-{results[0].job_id}",
+            kind=plan.kind,
+            created=int(time.time()),
+            model=plan.model,
+            fingerprint=fingerprint_of(plan.card),
+        )
+        usage = usage_of([result.usage for result in results])
+        return {**plan.shape.body(results, envelope), "usage": usage}
+
+    return Translated(plan.specs, answer, plan.prompt_field)

@@ -13,10 +13,12 @@ class Translated:
     """The jobs of one request, without keys and groups, and what makes an answer of their results.
 
     ``answer`` takes the results in the order of the jobs and returns the body of the response.
+    ``prompt_field`` is the field of the request that jobs may know as token ids.
     """
 
     specs: Sequence[JobSpec]
     answer: Callable[[Sequence[Result]], Mapping[str, Any]]
+    prompt_field: str = "prompt"
 
 
 class Translator(Protocol):

@@ -15,7 +15,7 @@ from tidemill.gateway.identity import Authentication
 from tidemill.gateway.metrics import Counting
 from tidemill.gateway.openai_models.errors import ErrorResponse
 from tidemill.gateway.request_ids import RequestIds
-from tidemill.gateway.routes import chat, completions, health, models, tokenize
+from tidemill.gateway.routes import batches, chat, completions, files, health, models, tokenize
 from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import TidemillError
 
@@ -25,6 +25,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     completions.router,
     chat.router,
     tokenize.router,
+    files.router,
+    batches.router,
 )
 
 #: Paths, by their beginnings, whose bodies are files.

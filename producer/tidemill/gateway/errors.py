@@ -16,6 +16,7 @@ from starlette.responses import Response
 from tidemill.protocol.errors import (
     AccessDenied,
     BatchClosed,
+    BlobError,
     BrokerError,
     ContextExceeded,
     Forbidden,
@@ -25,12 +26,14 @@ from tidemill.protocol.errors import (
     JobFailed,
     JobNotFinished,
     JobNotFound,
+    NoSuchObject,
     Overloaded,
     QueueFull,
     RequestTooLarge,
     TidemillError,
     UnknownAdapter,
     UnknownModel,
+    WrongState,
 )
 from tidemill.protocol.states import JobState
 
@@ -188,6 +191,9 @@ _TOLD: tuple[tuple[type[Exception], Callable[[Any], ApiError]], ...] = (
     (JobNotFound, _of_job(404, _INVALID, "not_found")),
     (JobNotFinished, _of_job(504, _SERVER, "timeout")),
     (JobCancelled, _of_job(409, _INVALID, "job_cancelled")),
+    (NoSuchObject, _of_job(404, _INVALID, "not_found")),
+    (WrongState, _of_job(409, _INVALID, "invalid_state")),
+    (BlobError, _of_job(503, _SERVER, "unavailable")),
     (TidemillError, _of_job(500, _SERVER, "internal_error")),
     (HTTPException, _http),
     (RequestValidationError, _malformed),

@@ -9,10 +9,13 @@ from typing import Any
 
 from tidemill._async_shared import AsyncShared
 from tidemill.async_client import AsyncProducer
+from tidemill.batches.client import AsyncBatches
 from tidemill.gateway.config import GatewaySettings
 from tidemill.gateway.identity import AnyCaller, Authenticator, FixedKeys
 from tidemill.gateway.metrics import GatewayMetrics
 from tidemill.openai.token_texts import TokenTexts
+from tidemill.service.blobs.store import BlobStore
+from tidemill.service.config import load_config
 from tidemill.service.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -38,6 +41,7 @@ class GatewayState:
         self.authenticator = authenticator or (FixedKeys(keys) if keys else AnyCaller())
         self._shared = AsyncShared(settings.broker_seconds)
         self._producers: OrderedDict[str, AsyncProducer] = OrderedDict()
+        self._blobs: BlobStore | None = None
         self._token_texts: OrderedDict[str, TokenTexts] = OrderedDict()
         self._chores: set[asyncio.Task[None]] = set()
 
@@ -56,6 +60,14 @@ class GatewayState:
                 self._producers.popitem(last=False)
         self._producers.move_to_end(tenant)
         return producer
+
+    def batches(self, tenant: str) -> AsyncBatches:
+        """Return the client for a tenant's files and batches."""
+        if self._blobs is None:
+            self._blobs = BlobStore(load_config().blob_url)
+        return AsyncBatches(
+            self.settings.redis_url, tenant=tenant, blobs=self._blobs, _shared=self._shared
+        )
 
     def token_texts(self, tokenizer: Tokenizer) -> TokenTexts:
         """Return what is remembered of the texts of a tokenizer's single tokens."""

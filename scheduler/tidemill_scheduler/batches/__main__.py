@@ -8,7 +8,6 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from tidemill.batches.openai_requests import OpenAITranslator
 from tidemill.protocol.errors import ConfigError, TidemillError
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.blobs.store import BlobStore
@@ -41,7 +40,6 @@ async def _serve(config: ServiceConfig, settings: RunnerSettings, drain: Drain) 
         config.redis_url,
         ShardKeys(config.shard),
         BlobStore(config.blob_url),
-        OpenAITranslator,
         settings,
     )
     work = asyncio.create_task(runner.run())

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from tidemill._request import JobSpec
+from tidemill._request import JobOptions, JobSpec
 from tidemill.async_client import AsyncProducer
 from tidemill.async_job import AsyncJob
 from tidemill.batches.answers import answered, refused, unanswered
@@ -16,6 +16,7 @@ from tidemill.protocol.errors import (
     BatchClosed,
     BrokerError,
     IdempotencyConflict,
+    InvalidRequest,
     JobCancelled,
     JobNotFound,
     Overloaded,
@@ -172,19 +173,14 @@ class LineJobs:
             case BrokerError():
                 raise outcome
             case TidemillError():
-                work.refusal = outcome
+                work.refusal = _named(outcome, work.translated.prompt_field)
         return 0.0
 
     def _spec(self, work: _Work, index: int) -> JobSpec:
         key = f"{self._name.batch_id}:{work.line.number}" + (f":{index}" if index else "")
-        return work.translated.specs[index].with_defaults(
-            {
-                "priority": _PRIORITY,
-                "stream": False,
-                "idempotency_key": key,
-                "batch": self._name.batch_id,
-            }
-        )
+        spec = work.translated.specs[index]
+        forced: JobOptions = {"idempotency_key": key, "batch": self._name.batch_id, "stream": False}
+        return spec.with_options(forced).with_defaults({"priority": _PRIORITY})
 
     async def _outcome(self, work: _Work) -> Told:
         while True:
@@ -231,6 +227,14 @@ class LineJobs:
             await asyncio.wait_for(self._lease.is_ending.wait(), seconds)
         except TimeoutError:
             return  # the pause is over, which is what was waited for
+
+
+def _named(error: TidemillError, prompt_field: str) -> TidemillError:
+    """Name the prompt as the request does, which knows nothing of its token ids."""
+    if isinstance(error, InvalidRequest) and error.field == "prompt_ids":
+        message = error.message.replace("prompt_ids", prompt_field, 1)
+        return InvalidRequest(message, field=prompt_field, fix=error.fix)
+    return error
 
 
 _NOTHING = Translated((), lambda results: {})

@@ -4,13 +4,12 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
 from typing import Any, cast
 
 from tidemill._async_link import AsyncLink
-from tidemill._async_shared import AsyncShared
-from tidemill.async_client import AsyncProducer
-from tidemill.batches.translation import Translator
+from tidemill.batches.openai_requests import OpenAITranslator
+from tidemill.gateway.config import GatewaySettings
+from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import BlobError, BrokerUnavailable, StaleFence
 from tidemill.protocol.ids import new_ulid
 from tidemill.protocol.keys import ShardKeys
@@ -28,8 +27,6 @@ _FIRST_PAUSE_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 30.0
 _FAREWELL_SECONDS = 2.0
 
-MakeTranslator = Callable[[AsyncProducer], Translator]
-
 
 class BatchRunner:
     """Works on the batches of a shard that nobody else works on."""
@@ -39,14 +36,14 @@ class BatchRunner:
         url: str,
         keys: ShardKeys,
         blobs: BlobStore,
-        make_translator: MakeTranslator,
         settings: RunnerSettings,
     ) -> None:
         self._url, self._keys, self._blobs = url, keys, blobs
-        self._make_translator, self._settings = make_translator, settings
+        self._settings = settings
         self._owner = f"{os.getpid()}-{new_ulid()}"
         self._link = AsyncLink(url, keys.shard, _BROKER_SECONDS)
-        self._shared = AsyncShared(_BROKER_SECONDS)
+        # Requests mean in a batch what they mean one by one.
+        self._gateway = GatewayState(GatewaySettings(redis_url=url, broker_seconds=_BROKER_SECONDS))
         self._tools: dict[str, BatchTools] = {}
         self._tasks: dict[BatchName, asyncio.Task[None]] = {}
         self._runs: dict[BatchName, BatchRun] = {}
@@ -108,15 +105,12 @@ class BatchRunner:
 
     def _tools_of(self, tenant: str) -> BatchTools:
         if tenant not in self._tools:
-            producer = AsyncProducer(
-                self._url, tenant=tenant, shard=self._keys.shard, _shared=self._shared
-            )
             self._tools[tenant] = BatchTools(
                 self._link,
                 self._keys,
                 self._blobs,
-                producer,
-                self._make_translator(producer),
+                self._gateway.producer(tenant),
+                OpenAITranslator(self._gateway, tenant),
                 self._settings,
             )
         return self._tools[tenant]
@@ -128,5 +122,5 @@ class BatchRunner:
         if farewells:
             await asyncio.wait(farewells, timeout=_FAREWELL_SECONDS)
         await end_tasks(farewells)
-        await self._shared.close()
+        await self._gateway.close()
         await self._link.close()
