@@ -9,6 +9,8 @@ os.environ["GOMP_SPINCOUNT"] = "0"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# RQ reads it when it is imported, which some tests do before our own module does.
+os.environ["RQ_KEY_PREFIX"] = "tm:rq"
 
 from collections.abc import Iterator
 

@@ -74,6 +74,11 @@ class Courier:
         self._outbox = Outbox(client, keys)
         self._running: dict[str, asyncio.Task[str]] = {}
 
+    @property
+    def num_running(self) -> int:
+        """Attempts that run here."""
+        return len(self._running)
+
     async def run(self) -> None:
         """Deliver for ever.  Raises what redis-py raises when the broker is away."""
         try:

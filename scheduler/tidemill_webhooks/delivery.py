@@ -1,6 +1,7 @@
 """One attempt to deliver: take it, send it, note how it went."""
 
 import asyncio
+import functools
 import json
 import logging
 import random
@@ -54,7 +55,7 @@ class Deliverer:
         self._keys = keys
         self._settings = settings
         self._resolve = resolve
-        self._tls = tls or ssl.create_default_context()
+        self._tls = tls
 
     async def attempt(self, delivery_id: str) -> str:
         """Try a delivery once if it is due; returns its state, or why it was not tried."""
@@ -139,7 +140,7 @@ class Deliverer:
                 addresses = await pin(target, self._resolve, allow_private=settings.allow_private)
                 stamp = taken.now_ms // 1000
                 headers = signed_headers(active, taken.event_id, stamp, taken.body)
-                return await post(target, addresses, headers, taken.body, self._tls)
+                return await post(target, addresses, headers, taken.body, await self._context())
         except Blocked as error:
             return Reply(error=str(error), is_final=error.is_final, is_ours=error.is_final)
         except TimeoutError:
@@ -150,6 +151,12 @@ class Deliverer:
             return Reply(error=f"the connection failed: {type(error).__name__}")
         except h11.RemoteProtocolError:
             return Reply(error="the answer is not HTTP")
+
+    async def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            # Reading the certificates of all authorities would hold up the loop.
+            self._tls = await asyncio.to_thread(_default_tls)
+        return self._tls
 
     async def _mark(self, delivery_id: str, taken: Taken, reply: Reply, seconds: float) -> str:
         verdict = judge(
@@ -171,6 +178,11 @@ class Deliverer:
         state = await run_async(self._client, call)
         _tell(delivery_id, taken, reply, verdict, seconds)
         return state
+
+
+@functools.cache
+def _default_tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
 
 
 def note(taken: Taken, reply: Reply, seconds: float) -> str:

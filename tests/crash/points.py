@@ -37,6 +37,17 @@ BEAT_POINTS = ("worker.before_beat:3", "worker.after_beat:3")
 NACK_POINTS = ("worker.before_nack", "worker.after_nack")
 RELEASE_POINTS = ("worker.before_release", "worker.after_release")
 
+#: Where whoever makes an attempt dies: the leader, or a worker of the queue.
+ATTEMPT_POINTS = (
+    "webhooks.before_take",
+    "webhooks.after_take",
+    "webhooks.before_mark",
+    "webhooks.after_mark",
+)
+#: Where a leader dies between an end and what becomes of it.
+OUTBOX_POINTS = ("webhooks.after_read", "webhooks.after_post")
+ENQUEUE_POINTS = ("webhooks.before_enqueue", "webhooks.after_enqueue")
+
 ALL_POINTS = (
     *PRODUCER_POINTS,
     *DISPATCH_POINTS,
@@ -48,6 +59,9 @@ ALL_POINTS = (
     *BEAT_POINTS,
     *NACK_POINTS,
     *RELEASE_POINTS,
+    *OUTBOX_POINTS,
+    *ENQUEUE_POINTS,
+    *ATTEMPT_POINTS,
 )
 
 

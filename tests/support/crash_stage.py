@@ -34,11 +34,16 @@ class CrashStage:
     records: list[Path] = field(default_factory=list)
 
     def scheduler(
-        self, *, crash_at: str = "", url: str = "", lease_seconds: float = LEASE_SECONDS
+        self,
+        *,
+        crash_at: str = "",
+        url: str = "",
+        lease_seconds: float = LEASE_SECONDS,
+        options: Sequence[str] = (),
     ) -> Actor:
         """A daemon; the first one leads, the next one is its standby."""
         arguments = ["--redis-url", url or self.url, "--lease-seconds", str(lease_seconds)]
-        arguments += ["--leader-lease-seconds", str(LEADER_LEASE_SECONDS)]
+        arguments += ["--leader-lease-seconds", str(LEADER_LEASE_SECONDS), *options]
         return self.troupe.start(
             "tidemill_scheduler.__main__:main", arguments, crash_at=crash_at, name="scheduler"
         )
