@@ -28,6 +28,7 @@ def test_terms_are_options(
 ) -> None:
     options = ["--delay", "60", "--deadline", "90.5", "--max-queue", "7", "--stall-timeout", "3"]
     more = ["--max-retries", "1", "--batch", "b", "--prefix-id", "p", "--detach"]
+    more += ["--callback-url", "https://example.com/done"]
     outcome = tidemill("submit", "a", *options, *more)
     assert outcome.exit_code == 0, outcome.output
     fields = redis_client.hgetall(KEYS.job(outcome.stdout.strip()))
@@ -37,6 +38,7 @@ def test_terms_are_options(
     assert int(fields[b"qdl"]) - submitted == 67_000
     assert (fields[b"sm"], fields[b"mx"], fields[b"bid"]) == (b"3000", b"1", b"b")
     assert (len(fields[b"h"]), fields[b"g"]) == (8, b"1")
+    assert fields[b"wh"] == b"https://example.com/done"
 
 
 def test_sampling_parameters_are_options(
@@ -125,6 +127,7 @@ def test_a_time_without_a_zone_is_local(
             "deadline: 9000 ms is not after the delay",
         ),
         (["--batch", "a b"], InvalidRequest, "batch: 'a b'"),
+        (["--callback-url", "example.com"], InvalidRequest, "callback_url: it is not an http"),
         (["--prefix-id", ""], InvalidRequest, "prefix_id: "),
         (["--json-schema", "none"], ConfigError, "json-schema: the file 'none' cannot be read"),
         (["--regex", "("], InvalidRequest, "structured.regex: "),

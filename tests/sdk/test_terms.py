@@ -49,6 +49,43 @@ def test_terms_reach_the_job(producer: Twin, mill: FakeMill, redis_client: redis
     assert (status.error, status.finish_reason, status.parent) == (None, None, None)
 
 
+def test_a_callback_url_reaches_the_job_and_tells_of_its_end(
+    producer: Twin, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    job = producer.submit([1], callback_url="https://example.com/done?a=1")
+    assert redis_client.hget(KEYS.job(job.id), "wh") == b"https://example.com/done?a=1"
+    producer.cancel(job.id)
+    [(_, entry)] = redis_client.xrange(KEYS.outbox)
+    assert (entry[b"j"].decode(), entry[b"u"]) == (job.id, b"https://example.com/done?a=1")
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        (5, "int is not an address"),
+        ("example.com/x", "not an http or https address"),
+        ("ftp://example.com/", "not an http or https address"),
+        ("https://user@example.com/", "a user name or a password"),
+        ("https://example.com/ x", "not an http or https address"),
+        ("https://example.com/" + "x" * 2048, "the limit is 2048"),
+        ("https://:443/", "names no host"),
+        ("https://[::1/", "host or port is not valid"),
+    ],
+)
+def test_what_is_no_address_is_no_callback_url(producer: Twin, url: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as refusal:
+        producer.submit([1], callback_url=url)
+    assert refusal.value.field == "callback_url"
+
+
+def test_another_callback_url_is_another_body_of_an_idempotency_key(
+    producer: Twin, mill: FakeMill
+) -> None:
+    producer.submit([1], idempotency_key="k", callback_url="https://example.com/a")
+    with pytest.raises(IdempotencyConflict):
+        producer.submit([1], idempotency_key="k", callback_url="https://example.com/b")
+
+
 def test_a_bound_on_the_output_reaches_the_scheduler(
     producer: Twin, mill: FakeMill, redis_client: redis.Redis
 ) -> None:

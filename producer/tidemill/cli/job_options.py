@@ -24,6 +24,11 @@ Batch = Annotated[
     str | None, typer.Option(metavar="NAME", help="Group of jobs; see `tidemill cancel`.")
 ]
 
+CallbackUrl = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Gets a signed webhook at the end; see `tidemill webhooks`."),
+]
+
 Lora = Annotated[
     str | None, typer.Option(metavar="NAME", help="Adapter of the model; see `tidemill lora`.")
 ]

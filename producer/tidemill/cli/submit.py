@@ -12,6 +12,7 @@ from rich.console import Console
 from tidemill.cli.connection import open_producer
 from tidemill.cli.job_options import (
     Batch,
+    CallbackUrl,
     Deadline,
     Lora,
     MaxQueue,
@@ -112,6 +113,7 @@ def submit(
     stall_timeout: StallTimeout = None,
     max_retries: MaxRetries = None,
     batch: Batch = None,
+    callback_url: CallbackUrl = None,
     prefix_id: PrefixId = None,
     lora: Lora = None,
     detach: Annotated[
@@ -159,6 +161,7 @@ def submit(
             stall_timeout=stall_timeout,
             max_retries=max_retries,
             batch=batch,
+            callback_url=callback_url,
             prefix_id=prefix_id,
             lora=lora,
         )

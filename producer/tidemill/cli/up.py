@@ -73,6 +73,13 @@ def up(
         int | None,
         typer.Option(min=1, help="CPU threads of each worker. Default: cores / workers."),
     ] = None,
+    allow_private_webhooks: Annotated[
+        bool,
+        typer.Option(
+            "--allow-private-webhooks",
+            help="Deliver webhooks over http, to any port and address: for development alone.",
+        ),
+    ] = False,
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="On Ctrl-C, how long running jobs may take to finish.")
     ] = 30.0,
@@ -100,6 +107,7 @@ def up(
         shard=config.shard,
         num_workers=workers,
         drain_seconds=drain_seconds,
+        scheduler_args=("--allow-private-webhooks",) if allow_private_webhooks else (),
         worker_args=(
             *("--model", str(directory), "--served-model-name", served_model_name or name),
             *("--device", device, "--dtype", dtype),

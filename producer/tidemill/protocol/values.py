@@ -31,8 +31,8 @@ def check_http_url(url: str) -> str:
         raise ValueError(f"it has {len(url)} characters, the limit is {MAX_URL_CHARS}")
     if not _URL.fullmatch(url) or "\\" in url:
         raise ValueError("it is not an http or https address in ASCII")
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
         raise ValueError("its host or port is not valid") from error
