@@ -11,7 +11,9 @@ import redis
 from support import shard
 from support.shard import KEYS, QUEUE
 from tidemill.protocol import calls, logprobs, messages, outcomes, requests, sampling
+from tidemill.protocol.batches import NO_USAGE, NewBatch
 from tidemill.protocol.calls import JobRef, RetryPause, webhooks
+from tidemill.protocol.files import StoredFile
 from tidemill.protocol.functions import _ERRORS, LUA_SOURCE, Call
 from tidemill.protocol.keys import ShardKeys, is_permanent
 from tidemill.protocol.messages import (
@@ -150,6 +152,8 @@ INFO = WorkerInfo(
     wire_version=1,
 )
 CARD = ModelCard(name="m", revision="r", tokenizer_digest="t", max_model_len=1, vocab_size=1)
+FILE = StoredFile("f", 1, "n", "batch")
+BATCH = NewBatch("b", "/v1/completions", "f", "24h", 86400)
 EXAMPLES: list[Call[object]] = [
     calls.submit(KEYS, calls.NewJob("job", shard.REQUEST)),
     calls.admit(KEYS, calls.NewJob("job", shard.REQUEST), epoch=1, entry_id="1-1"),
@@ -176,6 +180,15 @@ EXAMPLES: list[Call[object]] = [
     calls.nack(KEYS, REF, fence=1, worker_id="w", error="e", pause=RetryPause()),
     calls.release(KEYS, job_id="job", fence=1, worker_id="w", queue=QUEUE),
     calls.drop_letter(KEYS, REF, entry_id="1-1", with_job=True),
+    calls.put_file(KEYS, "t", FILE, ttl_ms=1),
+    calls.drop_file(KEYS, "t", "f"),
+    calls.create_batch(KEYS, "t", BATCH),
+    calls.stop_batch(KEYS, "t", "b", output_id="f", error_id="f"),
+    calls.lease_batch(KEYS, "t", "b", owner="o", lease_ms=1),
+    calls.turn_batch(KEYS, "t", "b", owner="o", was="failed", becomes="failed"),
+    calls.part_batch(
+        KEYS, "t", "b", owner="o", number=0, num_answered=0, num_failed=0, usage=NO_USAGE
+    ),
     webhooks.edit_hook(KEYS, tenant="t", field="cb", expected="", new="[]"),
     webhooks.test_hook(KEYS, tenant="t", endpoint_id="we_1", event_id="evt_1"),
     webhooks.take_delivery(

@@ -1,5 +1,6 @@
 """The users of docker/acl: each does its whole work and nothing else."""
 
+import asyncio
 import os
 import re
 import subprocess
@@ -13,15 +14,18 @@ import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from support.acl_server import ROLES, AclServer, acl_lines, acl_server
+from support.batch_shop import create, request_line
 from support.scheduler_process import spawn_scheduler, wait_for_leader
 from support.shard import KEYS
 from support.wait import wait_until
 from tidemill import Job, JobState, Producer
+from tidemill.batches.client import AsyncBatches
 from tidemill.protocol import calls
 from tidemill.protocol.errors import BrokerUnsupported, JobCancelled
 from tidemill.protocol.functions import LUA_SOURCE, ensure_library, run
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import GenerateRequest
+from tidemill.service.blobs.store import BlobStore
 from tidemill.service.diagnosis.examine import examine
 from tidemill.service.redis import check_server
 
@@ -101,6 +105,8 @@ def _serve(server: AclServer, producer: Producer, tmp_path: Path) -> None:
                 assert onlooker.result(job.id).token_ids == job.result().token_ids
                 assert [c.ids for c in onlooker.stream(job.id)] == [c.ids for c in job.stream()]
 
+        asyncio.run(_work_off_a_batch(server, tmp_path))
+
         cancelled = _begin(producer)
         assert cancelled.cancel() is JobState.CANCELLED
         with pytest.raises(JobCancelled):
@@ -119,6 +125,19 @@ def _serve(server: AclServer, producer: Producer, tmp_path: Path) -> None:
         assert worker.wait(20) == 0
         assert released.status().state is JobState.QUEUED
         assert released.cancel() is JobState.CANCELLED
+
+
+async def _work_off_a_batch(server: AclServer, tmp_path: Path) -> None:
+    blobs = BlobStore(str(tmp_path / "data" / "blobs"))
+    async with AsyncBatches(server.url("producer"), blobs=blobs) as client:
+        batch = await create(client, [request_line(n, prompt="tide mill") for n in range(3)])
+        while not (batch := await client.batch(batch.batch_id)).state.is_terminal:
+            await asyncio.sleep(0.05)
+        assert (await client.batches()).items == [batch]
+        assert (batch.state, batch.num_answered) == ("completed", 3)
+        for file in (await client.files()).items:
+            await client.delete_file(file.file_id)
+        assert (await client.cancel_batch((await create(client, [b"x"])).batch_id)).batch_id
 
 
 def _begin(producer: Producer) -> Job:
@@ -222,7 +241,7 @@ FORBIDDEN: dict[str, list[tuple[str, ...]]] = {
     ],
     "scheduler": [
         *_calls("append", "finish", "nack", "beat", "register", "release", "deregister"),
-        *_calls("drop_letter", "close_batch", "submit", "cancel"),
+        *_calls("drop_letter", "drop_file", "create_batch", "stop_batch"),
         # It reads how durable the server is.
         *(_EVERYBODY + _LOADS[:1] + _SCAN),
         ("CONFIG", "SET", "maxmemory", "1"),

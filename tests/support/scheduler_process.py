@@ -92,6 +92,7 @@ def spawn_scheduler(
     environment = os.environ | {
         "TIDEMILL_CRASH_AT": crash_at,
         "TIDEMILL_CACHE_DIR": str(log_path.parent / "cache"),
+        "TIDEMILL_DATA_DIR": str(log_path.parent / "data"),
         "TIDEMILL_LOG_LEVEL": "DEBUG",
     }
     log_path.write_bytes(b"")
