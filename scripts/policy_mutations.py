@@ -8,6 +8,8 @@ _BATCH_BOUND = (
     f"{_PROPERTIES}"
     "::test_no_job_of_the_batch_lane_waits_beyond_its_bound_whatever_an_adversary_adds"
 )
+_HINTS = "tests/scheduler/test_group_hints.py"
+_FAIR = "tests/scheduler/test_fair_share_debts.py"
 _SPLITS = "tests/scheduler/test_group_splits.py"
 _SHARES = "tests/scheduler/test_lane_shares.py"
 _CACHES = "tests/scheduler/test_kv_residency.py"
@@ -193,6 +195,91 @@ POLICY_MUTATIONS = (
         (
             "tests/scheduler/test_group_hints.py"
             "::test_a_hint_is_repeated_while_its_group_lasts_once_the_cache_has_turned_over",
+        ),
+    ),
+    Mutation(
+        "a prefix is given up that its tenant walks at another priority",
+        f"{_POLICY}/hints.py",
+        "if not any(other.anchor == walk.anchor for other in hinted.walks.values()):",
+        "if True:",
+        (f"{_HINTS}::test_a_prefix_stays_hinted_while_its_tenant_walks_it_at_another_priority",),
+    ),
+    Mutation(
+        "hints for a worker that is gone are sent",
+        f"{_POLICY}/hints.py",
+        "        self._pending.pop(worker_id, None)\n",
+        "",
+        (f"{_HINTS}::test_a_worker_that_is_gone_is_told_nothing",),
+    ),
+    Mutation(
+        "a job is as old as the pointer that was replaced",
+        f"{_POLICY}/ageing.py",
+        "if self._waiting.get(jobs[0].job_id) is jobs[0]:",
+        "if self._waiting.get(jobs[0].job_id):",
+        (
+            "tests/scheduler/test_ageing.py"
+            "::test_a_job_whose_pointer_was_replaced_is_not_as_old_as_the_first_one",
+        ),
+    ),
+    Mutation(
+        "jobs that left after they were swept are remembered for ever",
+        f"{_POLICY}/ageing.py",
+        "                self._swept, self._unswept = self._unswept, self._swept\n",
+        "",
+        (
+            "tests/scheduler/test_ageing.py"
+            "::test_few_jobs_that_have_left_are_remembered_in_whatever_order_they_leave",
+        ),
+    ),
+    Mutation(
+        "a debt is worked off by the time before it",
+        f"{_POLICY}/fair_share.py",
+        "        share.idle_since = self._rounds\n        self._remember(share)\n\n    def debt",
+        "        self._remember(share)\n\n    def debt",
+        (f"{_FAIR}::test_a_debt_that_an_idle_key_gets_is_not_worked_off_by_the_time_before",),
+    ),
+    Mutation(
+        "who passes its turns counts as behind",
+        f"{_POLICY}/fair_share.py",
+        "            share.turned_at = self._rounds\n\n    def _begin",
+        "\n    def _begin",
+        (f"{_FAIR}::test_a_key_that_passes_turns_to_pay_its_debt_is_not_behind",),
+    ),
+    Mutation(
+        "what visits left over adds up",
+        f"{_POLICY}/fair_share.py",
+        "share.carry = max(share.carry, min(share.carry + visit.left, share.portion))",
+        "share.carry += visit.left",
+        (f"{_FAIR}::test_what_visits_left_over_is_kept_up_to_one_portion",),
+    ),
+    Mutation(
+        "a visit that came to nothing costs a place",
+        f"{_POLICY}/fair_share.py",
+        "min(share.place, visit.place_before)",
+        "visit.place_before",
+        (
+            f"{_FAIR}"
+            "::test_a_key_is_where_it_was_if_all_its_visits_came_to_nothing_in_whatever_order",
+        ),
+    ),
+    Mutation(
+        "a worker that comes as a drained one goes gets no interactive jobs",
+        f"{_POLICY}/interactive_lane.py",
+        "        self._barred.discard(worker_id)\n",
+        "",
+        (
+            "tests/scheduler/test_interactive_lane.py"
+            "::test_a_worker_that_comes_as_one_that_drained_goes_is_taken_in",
+        ),
+    ),
+    Mutation(
+        "a job that is taken over is planned to be computed whole",
+        f"{_POLICY}/interactive_lane.py",
+        "self._queues.bind(bound, worker_id, self._binding.expected_depth(bound, worker_id))",
+        "self._queues.bind(bound, worker_id, 0)",
+        (
+            "tests/scheduler/test_interactive_lane.py"
+            "::test_a_job_that_is_taken_over_is_planned_with_what_the_thief_holds",
         ),
     ),
 )

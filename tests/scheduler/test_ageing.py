@@ -1,6 +1,7 @@
 """Jobs of lower classes go out although higher ones keep coming; time is the test's own."""
 
 import gc
+import random
 import time
 from collections import deque
 from dataclasses import replace
@@ -191,6 +192,43 @@ def test_few_jobs_that_have_left_are_remembered_while_one_waits_before_them() ->
     reachable = sum(type(item) is WaitingJob for item in gc.get_objects())
     assert ageing.risen(0, AGE_SECONDS) is waiting[oldest]
     assert reachable < 1.5 * len(waiting)
+
+
+def test_few_jobs_that_have_left_are_remembered_in_whatever_order_they_leave() -> None:
+    waiting = {job.job_id: job for job in (job_at(0.0, 1) for _ in range(500))}
+    ageing = Ageing(waiting, AGE_SECONDS)
+    for job in waiting.values():
+        ageing.add(job)
+    oldest, *others = waiting
+    random_ = random.Random(1)
+
+    for _ in range(20 * len(waiting)):
+        newcomer = job_at(1.0, 1)
+        waiting[newcomer.job_id] = newcomer
+        ageing.add(newcomer)
+        others.append(newcomer.job_id)
+        index = random_.randrange(len(others))
+        others[index], others[-1] = others[-1], others[index]
+        del waiting[others.pop()]
+
+    reachable = sum(type(item) is WaitingJob for item in gc.get_objects())
+    assert ageing.risen(0, AGE_SECONDS) is waiting[oldest]
+    assert reachable < 1.5 * len(waiting)
+
+
+def test_a_job_whose_pointer_was_replaced_is_not_as_old_as_the_first_one() -> None:
+    old = job_at(0.0, 1)
+    new = replace(old, since=0.5 * AGE_SECONDS)
+    # Enough of others that nobody looks for what has left.
+    later = [job_at(AGE_SECONDS, 1) for _ in range(10)]
+    waiting = {job.job_id: job for job in (old, *later)}
+    ageing = Ageing(waiting, AGE_SECONDS)
+    for job in waiting.values():
+        ageing.add(job)
+    waiting[new.job_id] = new
+    ageing.add(new)
+
+    assert ageing.risen(0, 1.2 * AGE_SECONDS) is None
 
 
 @pytest.mark.slow

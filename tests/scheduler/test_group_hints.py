@@ -1,9 +1,11 @@
 """Which prefixes the scheduler asks workers to keep, and how long it says so."""
 
+from collections import Counter
 from dataclasses import replace
 
 from support.waiting_jobs import key_of, make_job
 from tidemill.protocol.messages import FinishedSequence, WorkerInfo, WorkerStatus
+from tidemill_scheduler.intake.jobs import WaitingJob
 from tidemill_scheduler.policy.hints import MAX_WALKS
 from tidemill_scheduler.policy.scheduler import Scheduler
 from tidemill_scheduler.policy.settings import PolicySettings
@@ -36,6 +38,11 @@ class Desk:
         for number in range(num):
             job = make_job((*path, 100 + number), cost=64 * (len(path) + 1))
             self.scheduler.add_job(replace(job, **values))  # type: ignore[arg-type]
+
+    def waiting(self) -> list[WaitingJob]:
+        """All jobs that wait."""
+        jobs = map(self.scheduler.waiting_job, self.scheduler.waiting_ids)
+        return [job for job in jobs if job is not None]
 
     def serve(self) -> dict[bytes, int]:
         """Let the next job out and run it; returns what the worker was told after it went out."""
@@ -143,6 +150,30 @@ def test_a_worker_is_told_of_few_groups_at_a_time() -> None:
         live |= desk.end()
         assert sum(refs > 0 for refs in live.values()) <= MAX_WALKS
     assert sum(refs > 0 for refs in live.values()) == MAX_WALKS
+
+
+def test_a_prefix_stays_hinted_while_its_tenant_walks_it_at_another_priority() -> None:
+    """The classes take turns, so that both lines are walked when the shorter one ends."""
+    desk = Desk()
+    desk.add(20, priority=0)
+    desk.add(40, priority=1)
+
+    live: dict[bytes, int] = {}
+    num_waiting = Counter({0: 20, 1: 40})
+    while num_waiting[1] > 20:
+        live |= desk.serve()
+        num_waiting = Counter(job.priority for job in desk.waiting())
+        assert live[ANCHOR] > 0
+        live |= desk.end(output_tokens=200)
+    assert num_waiting[0] == 0
+
+
+def test_a_worker_that_is_gone_is_told_nothing() -> None:
+    desk = Desk()
+    desk.add(3)
+    assert desk.scheduler.tick(0.0)
+    desk.scheduler.remove_worker("w")
+    assert desk.scheduler.take_hints() == []
 
 
 def test_who_orders_by_arrival_gives_no_hints() -> None:

@@ -326,3 +326,35 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
 
 TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
 TestAnyOrderOfEvents.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+
+
+def test_a_worker_that_comes_as_one_that_drained_goes_is_taken_in() -> None:
+    lane, residency, loads = make_lane("a", "b")
+    lane.add(lane_job((1,)), 0.0)
+    lane.release("b", 0.0)
+    residency.add_worker("c", 10_000)
+    loads.workers["c"] = None
+    residency.remove_worker("b")
+    del loads.workers["b"]
+    lane.release("b", 0.0)
+    loads.busy["a"] = 100.0
+    assert lane.add(lane_job((2,)), 0.0) == "c"
+
+
+def test_a_job_that_is_taken_over_is_planned_with_what_the_thief_holds() -> None:
+    lane, residency, loads = make_lane("victim", "thief")
+    hold(residency, "thief", LONG)
+    loads.busy["thief"] = 1000.0
+    for number in range(2):
+        assert lane.add(lane_job((*LONG, number), cost=1000), 0.0) == "victim"
+    assert lane.work == 1000 + 360
+
+    loads.busy = {"victim": 1000.0}
+    assert lane.steal("thief", 0.0) is not None
+    # Either the one that was to compute what both share is here now, or the other one is.
+    assert lane.work in (360 + 360, 1000 + 360)
+    [stolen] = jobs_for(lane, "thief")
+    [kept] = jobs_for(lane, "victim")
+    planned = {b.job.job_id: b.planned.uncached for b in lane._bound.values()}
+    assert planned[stolen.job_id] == 360
+    assert planned[kept.job_id] in (360, 1000)
