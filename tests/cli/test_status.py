@@ -29,3 +29,15 @@ def test_a_damaged_shard_is_shown_with_notes(
     assert '"q:red" = "abc"' in shown.stdout and "[/blue]" in shown.stdout
     assert mill.worker_id in shown.stdout
     assert told["num_queued"] == 3 and len(told["notes"]) == 2
+
+
+@pytest.mark.leaks_keys
+@pytest.mark.parametrize(
+    ("kv", "told"), [(None, "-"), ({"num_blocks": 100, "block_size": 16}, "25% of 100")]
+)
+def test_a_worker_without_a_kv_cache_shows_no_blocks_of_one(
+    tidemill: Tidemill, mill: FakeMill, kv: dict[str, int] | None, told: str
+) -> None:
+    mill.report(free_blocks=75, kv=kv)
+    [row] = [line for line in tidemill("status").stdout.splitlines() if mill.worker_id in line]
+    assert row.strip("│").split("│")[4].strip() == told

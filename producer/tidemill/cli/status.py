@@ -15,6 +15,7 @@ from rich.text import Text
 from tidemill.cli.connection import open_producer
 from tidemill.cli.submit import RedisUrl, Shard
 from tidemill.protocol.calls import Backlog
+from tidemill.protocol.messages import WorkerInfo, WorkerStatus
 from tidemill.service.diagnosis.finding import duration
 from tidemill.status import Status, WorkerSnapshot
 from tidemill.tenant_limits import EVERYONE, Setting, TenantLimits
@@ -119,15 +120,21 @@ def _load(worker: WorkerSnapshot) -> tuple[str, ...]:
     report = worker.status
     if report is None:
         return ("-",) * 5
-    used = 1 - report.free_blocks / worker.info.num_blocks
     return (
         str(report.num_running),
         str(report.num_waiting),
-        f"{used:.0%} of {worker.info.num_blocks}",
+        _used_blocks(worker.info, report),
         # Prompt tokens are those that were computed.
         f"{report.cached_tokens / max(1, report.cached_tokens + report.prompt_tokens):.0%}",
         f"{report.step_seconds * 1000:.0f} ms",
     )
+
+
+def _used_blocks(info: WorkerInfo, report: WorkerStatus) -> str:
+    """The share of its KV cache that jobs hold; models that only embed or score have none."""
+    if report.kv is None:
+        return "-"
+    return f"{1 - report.free_blocks / info.num_blocks:.0%} of {info.num_blocks}"
 
 
 def _models(snapshot: Status) -> Table:
