@@ -205,6 +205,8 @@ def _calls(*names: str) -> list[tuple[str, ...]]:
 
 FORBIDDEN: dict[str, list[tuple[str, ...]]] = {
     "producer": [
+        *_calls("edit_hook", "post_event", "take_delivery", "mark_delivery", "replay_delivery"),
+        ("HSET", KEYS.hooks("a"), "cb", "[]"),
         *_calls("dispatch", "append", "finish", "beat", "reap", "retire", "lead", "register"),
         *_calls("release", "nack", "expire", "promote", "trim", "measure", "answer", "drop_letter"),
         ("HSET", KEYS.settings, "jobs:*", "9"),
@@ -224,6 +226,8 @@ FORBIDDEN: dict[str, list[tuple[str, ...]]] = {
         ("HSET", KEYS.salts, "a", "b"),
     ],
     "worker": [
+        *_calls("edit_hook", "post_event", "take_delivery", "mark_delivery", "replay_delivery"),
+        ("HSET", KEYS.hooks("a"), "cb", "[]"),
         *_calls("submit", "salt", "dispatch", "cancel", "reap", "retire", "lead"),
         *_calls("admit", "refuse", "read", "acknowledge"),
         *_calls("expire", "promote", "trim", "measure", "answer", "drop_letter", "close_batch"),

@@ -11,9 +11,9 @@ from support import shard
 from support.acl_server import AclServer, acl_server
 from support.shard import KEYS, QUEUE
 from tidemill.protocol import calls
-from tidemill.protocol.calls import NackOutcome
+from tidemill.protocol.calls import NackOutcome, webhooks
 from tidemill.protocol.codec import encode
-from tidemill.protocol.functions import run
+from tidemill.protocol.functions import Call, run
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import (
     JobEnd,
@@ -242,3 +242,60 @@ def test_the_leader_may_drop_an_old_library(users: Users, server: AclServer) -> 
         )
     assert users.scheduler.function_list(library="tm1")
     assert users.scheduler.function_delete("tm1")
+
+
+def test_webhooks_from_the_end_of_a_job_to_their_replay(users: Users) -> None:
+    edit = {"tenant": "default", "field": "e:we_1", "expected": "", "new": "{}", "off": ""}
+    assert run(users.operator, webhooks.edit_hook(KEYS, **edit)) == webhooks.Edited.DONE
+    run(users.operator, webhooks.test_hook(KEYS, tenant="t", endpoint_id="we_1", event_id="evt_t"))
+    ended = submit(users, LIMITED.model_copy(update={"callback_url": "https://example.com/"}))
+    assert shard.finish(users.worker, ended, start(users, ended), 0).accepted
+    assert shard.cancel(users.producer, submit(users))[0] == 1
+    entries = [entry.decode() for entry, _ in users.scheduler.xrange(KEYS.outbox)]
+    assert len(entries) == 3 and users.scheduler.hgetall(KEYS.hooks("default"))
+    posting = webhooks.Posting("d", "we_1", "https://example.com/", "c")
+    for entry in entries:
+        post = webhooks.post_event(
+            KEYS,
+            entry_id=entry,
+            tenant="default",
+            event_type="response.completed",
+            event_id="evt_1",
+            body=b"{}",
+            postings=[posting],
+        )
+        assert run(users.scheduler, post)
+    hand = webhooks.hand_delivery(KEYS, delivery_id="d", attempts=0, hands=0, wait_ms=1)
+    assert run(users.scheduler, hand)
+    for outcome, counts, off in (
+        (webhooks.Outcome.RETRY, webhooks.Counts.FAILURE, ""),
+        (webhooks.Outcome.FAILED, webhooks.Counts.ANSWER, "410"),
+        (webhooks.Outcome.DELIVERED, webhooks.Counts.NOTHING, ""),
+    ):
+        taken = run(users.scheduler, _take())
+        assert isinstance(taken, webhooks.Taken)
+        mark = webhooks.Mark(outcome, "{}", counts, off_reason=off)
+        marking = webhooks.mark_delivery(KEYS, delivery_id="d", taken=taken, mark=mark)
+        assert run(users.scheduler, marking)
+        assert run(users.operator, webhooks.replay_delivery(KEYS, delivery_id="d")) == 1
+    users.tester.hset(KEYS.delivery("d"), "ex", 1)
+    assert run(users.scheduler, _take()) == webhooks.Refusal.OLD
+    for ttl_ms in (1000, 0):
+        run(users.scheduler, webhooks.serve_hooks(KEYS, worker_id="w", ttl_ms=ttl_ms))
+    secret = {"tenant": "default", "field": "cb", "expected": "", "new": "[]"}
+    assert run(users.scheduler, webhooks.edit_hook(KEYS, **secret)) == webhooks.Edited.DONE
+    gone = {**edit, "expected": "{}", "new": ""}
+    assert run(users.operator, webhooks.edit_hook(KEYS, **gone)) == webhooks.Edited.DONE
+
+
+def _take() -> Call[webhooks.Taken | webhooks.Refusal]:
+    return webhooks.take_delivery(
+        KEYS,
+        delivery_id="d",
+        tenant="default",
+        circuit="c",
+        lease_ms=1000,
+        max_in_flight=1,
+        pause_ms=1,
+        failures_to_open=1,
+    )
