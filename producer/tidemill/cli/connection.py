@@ -24,7 +24,7 @@ def open_producer(
     Raises ``BrokerUnavailable`` or ``BrokerUnsupported`` otherwise.  Later absences are waited out.
     """
     endpoint = find_endpoint(redis_url, tenant, shard)
-    _meet(endpoint)
+    meet(endpoint)
     with Producer(endpoint.url, tenant=tenant, shard=endpoint.keys.shard) as producer:
         yield producer
 
@@ -33,13 +33,14 @@ def open_producer(
 def open_link(redis_url: str | None, shard: str | None) -> Iterator[tuple[Link, ShardKeys]]:
     """A connection for what operators do on one shard, and its keys; raises the same errors."""
     endpoint = find_endpoint(redis_url, "default", shard)
-    _meet(endpoint)
+    meet(endpoint)
     link = Link(endpoint.url, endpoint.keys.shard, DEFAULT_TIMEOUT_SECONDS)
     with closing(link):
         yield link, endpoint.keys
 
 
-def _meet(endpoint: Endpoint) -> None:
+def meet(endpoint: Endpoint) -> None:
+    """Raise ``BrokerUnavailable`` or ``BrokerUnsupported`` unless a broker is there."""
     url, shard = endpoint.url, endpoint.keys.shard
     with connect(url, shard=shard, timeout_seconds=_FIRST_CONTACT_SECONDS, retries=1) as client:
         try:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from tidemill._version import __version__
 from tidemill.cli import (
+    batches,
     bulk,
     cancel,
     demo,
@@ -55,6 +56,7 @@ app.command("status")(status.status)
 app.command("kv")(kv.kv)
 app.command("lora")(lora.lora)
 app.command("doctor")(doctor.doctor)
+app.add_typer(batches.app, name="batch")
 app.add_typer(bulk.app, name="bulk")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(tenant.app, name="tenant")

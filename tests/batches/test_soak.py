@@ -1,0 +1,15 @@
+"""A small batch soak: every kind of process is killed once."""
+
+from pathlib import Path
+
+import pytest
+
+from batches.soak import run
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+def test_a_batch_survives_the_death_of_every_kind_of_process(tmp_path: Path) -> None:
+    outcome = run(1500, 1, 7, tmp_path)
+    assert outcome.faults(1500) == []
+    assert set(outcome.kills) == {"gateway", "scheduler", "worker", "runner"}
