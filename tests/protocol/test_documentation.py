@@ -14,7 +14,8 @@ from tidemill.protocol import calls, logprobs, messages, outcomes, requests, sam
 from tidemill.protocol.batches import NO_USAGE, NewBatch
 from tidemill.protocol.calls import JobRef, RetryPause, webhooks
 from tidemill.protocol.files import StoredFile
-from tidemill.protocol.functions import _ERRORS, LUA_SOURCE, Call
+from tidemill.protocol.functions import _ERRORS, LUA_SOURCE, Call, run
+from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.keys import ShardKeys, is_permanent
 from tidemill.protocol.messages import (
     JobEnd,
@@ -81,6 +82,10 @@ def test_every_field_of_a_job_is_documented(redis_client: redis.Redis) -> None:
         redis_client, terms=terms, idempotency_key="k", parent="p", max_output=9, hint_depth=1
     )
     seen = set(redis_client.hkeys(KEYS.job(job_id)))
+    two = shard.REQUEST.model_copy(update={"params": sampling.SamplingParams(n=2)})
+    several = calls.NewJob(new_job_id(), two)
+    run(redis_client, calls.submit(KEYS, several))
+    seen |= set(redis_client.hkeys(KEYS.job(several.job_id)))
     shard.nack(redis_client, job_id, shard.dispatch(redis_client, job_id, epoch).fence)
     redis_client.zadd(KEYS.delayed, {job_id: 1})
     shard.promote(redis_client, job_id)

@@ -11,6 +11,7 @@ from tidemill.protocol.errors import BatchClosed, QueueFull, RateLimited
 from tidemill.protocol.functions import run
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import JobTerms
+from tidemill.protocol.sampling import SamplingParams
 
 pytestmark = pytest.mark.leaks_keys
 
@@ -40,6 +41,23 @@ def test_a_job_without_terms_waits_on_its_queue_under_no_other_index(
         b"qt:default": b"7",
         b"qb": b"%d" % redis_client.hstrlen(KEYS.job(job_id), "req"),
     }
+
+
+@pytest.mark.parametrize(
+    ("params", "told"), [({}, b"0"), ({"n": 3}, b"3"), ({"n": 2, "best_of": 5}, b"5")]
+)
+def test_a_pointer_tells_of_how_many_outputs_its_job_is_whenever_it_is_written(
+    redis_client: redis.Redis, params: dict[str, int], told: bytes
+) -> None:
+    sampling = SamplingParams(temperature=1.0, **params)  # type: ignore[arg-type]
+    request = shard.REQUEST.model_copy(update={"params": sampling})
+    run(redis_client, calls.salt(KEYS, tenant="default", random=b"\x07" * 16))
+    for terms in (JobTerms(), JobTerms(delay_ms=1)):
+        job = calls.NewJob(new_job_id(), request, terms=terms)
+        run(redis_client, calls.submit(KEYS, job))
+    wait_until(lambda: shard.promote(redis_client, job.job_id), 5.0, "the delayed job")
+    entries = redis_client.xrange(KEYS.ingress(QUEUE))
+    assert [fields[b"s"] for _, fields in entries] == [told, told]
 
 
 def test_a_delayed_job_is_counted_and_has_no_pointer(redis_client: redis.Redis) -> None:

@@ -28,19 +28,20 @@ def test_a_pointer_becomes_a_waiting_job() -> None:
 
 
 def test_a_pointer_tells_what_bounds_its_job() -> None:
-    fields = GOOD | {b"o": b"64", b"d": b"1700000002500", b"g": b"1"}
+    fields = GOOD | {b"o": b"64", b"d": b"1700000002500", b"g": b"1", b"s": b"8"}
 
     job = parse_pointer("00", "p0:t", "5-1", fields, 5.0, clock_offset=-1_700_000_000.0)
 
-    assert (job.max_tokens, job.hint_depth) == (64, 1)
+    assert (job.max_tokens, job.hint_depth, job.num_outputs) == (64, 1, 8)
     assert job.deadline == pytest.approx(2.5)
 
 
-@pytest.mark.parametrize("zeros", [{}, {"o": b"0", "d": b"0", "g": b"0"}])
+@pytest.mark.parametrize("zeros", [{}, {"o": b"0", "d": b"0", "g": b"0", "s": b"0"}])
 def test_a_pointer_without_bounds_makes_a_job_without(zeros: dict[str, bytes]) -> None:
     job = parse(**zeros)
 
     assert (job.max_tokens, job.deadline, job.hint_depth) == (0, math.inf, 0)
+    assert job.num_outputs == 1
 
 
 def test_a_job_of_no_cost_was_not_tokenised() -> None:
@@ -79,7 +80,9 @@ def test_a_field_out_of_bounds_is_named(field: str, value: bytes) -> None:
         parse(**{field: value})
 
 
-@given(st.dictionaries(st.sampled_from([*GOOD, b"o", b"d", b"g", b"x"]), st.binary(max_size=40)))
+@given(
+    st.dictionaries(st.sampled_from([*GOOD, b"o", b"d", b"g", b"s", b"x"]), st.binary(max_size=40))
+)
 def test_any_bytes_are_either_read_or_refused(fields: dict[bytes, bytes]) -> None:
     try:
         job = parse_pointer("00", "p1:t", "5-1", GOOD | fields)

@@ -1,5 +1,7 @@
 """The credit of one worker."""
 
+from dataclasses import replace
+
 import pytest
 
 from support.waiting_jobs import make_job
@@ -178,3 +180,31 @@ def test_urgent_tokens_that_a_status_reports_count_towards_their_credit() -> Non
     worker.update(WorkerStatus(**computing, waiting_tokens=1900, urgent_tokens=900), 4.0)
     assert worker.fits(make_job(cost=500), 500, is_urgent=True)
     assert not worker.fits(make_job(cost=500), 500)
+
+
+def test_a_job_of_several_outputs_takes_as_many_slots_until_a_status_tells_of_it() -> None:
+    worker = make_worker(max_num_seqs=16)
+    eight = replace(make_job(cost=10), num_outputs=8)
+    worker.reserve("one", 1)
+    worker.sent("one", "1-0")
+    assert worker.fits(eight, 10)
+
+    worker.reserve("eight", 10, num_seqs=8)
+    worker.sent("eight", "2-0")
+    # An eighth more than its slots may wait there: 18 in all.
+    assert worker.num_seqs == 9
+    assert worker.fits(replace(eight, num_outputs=9), 10)
+    assert not worker.fits(replace(eight, num_outputs=10), 10)
+
+    worker.drop("one")
+    assert worker.num_seqs == 8
+    worker.update(WorkerStatus(last_command="2-0", num_running=8, free_blocks=90), 1.0)
+    assert worker.num_seqs == 8
+
+
+def test_a_job_of_more_outputs_than_there_are_slots_runs_alone() -> None:
+    worker = make_worker(max_num_seqs=4)
+    many = replace(make_job(cost=10), num_outputs=100)
+    assert worker.fits(many, 10)
+    worker.reserve("other", 1)
+    assert not worker.fits(many, 10)

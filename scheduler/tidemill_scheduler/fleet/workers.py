@@ -27,6 +27,7 @@ _SETTLED_STATUSES = 2
 class _InFlight(NamedTuple):
     tokens: int
     urgent: int = 0
+    num_seqs: int = 1
     command: tuple[int, int] | None = None
     sent_at: float | None = None
 
@@ -52,6 +53,7 @@ class Worker:
         self._in_flight: dict[str, _InFlight] = {}
         self._in_flight_tokens = 0
         self._in_flight_urgent = 0
+        self._in_flight_seqs = 0
         self._num_settled = 0
         # What the last status reports; asked for several times in each decision.
         self._reported_tokens = 0
@@ -80,7 +82,7 @@ class Worker:
     @property
     def num_seqs(self) -> int:
         """Sequences the worker runs, keeps waiting, or is about to read."""
-        return self._reported_seqs + len(self._in_flight)
+        return self._reported_seqs + self._in_flight_seqs
 
     @property
     def is_draining(self) -> bool:
@@ -98,13 +100,13 @@ class Worker:
     def load(self) -> float:
         """Share of its capacity in use; comparable between workers."""
         tokens = self._reported_tokens + self._in_flight_tokens
-        num_seqs = self._reported_seqs + len(self._in_flight)
+        num_seqs = self._reported_seqs + self._in_flight_seqs
         return tokens / self.info.max_num_batched_tokens + num_seqs / self.info.max_num_seqs
 
     @property
     def is_full(self) -> bool:
         """Whether it lacks a sequence slot or KV blocks for any job, whatever its credit."""
-        num_seqs = self._reported_seqs + len(self._in_flight)
+        num_seqs = self._reported_seqs + self._in_flight_seqs
         has_slot = num_seqs < self.info.max_num_seqs + self.seq_slack
         return num_seqs > 0 and (not has_slot or self._reported_free <= 1)
 
@@ -128,12 +130,15 @@ class Worker:
         Urgent ones go before the others there, so only what is urgent is in their way.
         """
         ahead = self.urgent_tokens if is_urgent else self.outstanding_tokens
-        return self.can_hold(job) and self._has_room(tokens, ahead)
+        return self.can_hold(job) and self._has_room(tokens, ahead, job.num_outputs)
 
-    def reserve(self, job_id: str, tokens: int, *, is_urgent: bool = False) -> None:
+    def reserve(
+        self, job_id: str, tokens: int, *, is_urgent: bool = False, num_seqs: int = 1
+    ) -> None:
         """Charge a job that is about to be sent, in place of what it was charged before."""
         self.drop(job_id)
-        self._in_flight[job_id] = _InFlight(tokens, tokens if is_urgent else 0)
+        self._in_flight[job_id] = _InFlight(tokens, tokens if is_urgent else 0, num_seqs)
+        self._in_flight_seqs += num_seqs
         self._num_settled = 0
         self._in_flight_tokens += tokens
         self._in_flight_urgent += tokens if is_urgent else 0
@@ -158,6 +163,7 @@ class Worker:
         if entry is not None:
             self._in_flight_tokens -= entry.tokens
             self._in_flight_urgent -= entry.urgent
+            self._in_flight_seqs -= entry.num_seqs
 
     def update(self, status: WorkerStatus, now: float) -> None:
         """Replace what was known by the worker's own account; raises ``MalformedMessage``."""
@@ -204,12 +210,12 @@ class Worker:
             num_steps = ceil(self.ack_seconds / self._step_seconds - 1 - _ACK_NOISE)
         return self.info.max_num_batched_tokens * (1 + min(max(num_steps, 1), MAX_STEPS_AHEAD))
 
-    def _has_room(self, tokens: int, ahead: int) -> bool:
+    def _has_room(self, tokens: int, ahead: int, wanted_seqs: int = 1) -> bool:
         # Asked for several times in each decision, hence without helpers.
-        num_seqs = self._reported_seqs + len(self._in_flight)
+        num_seqs = self._reported_seqs + self._in_flight_seqs
         if num_seqs == 0:
             return True
-        if num_seqs >= self.info.max_num_seqs + self.seq_slack:
+        if num_seqs + wanted_seqs > self.info.max_num_seqs + self.seq_slack:
             return False
         # With less than a step ahead a long prompt must be there in time as well.
         if ahead >= self.info.max_num_batched_tokens and ahead + tokens > self.credit:

@@ -50,6 +50,8 @@ class WaitingJob:
     deadline: float = math.inf
     #: Leading hashes of ``key`` (0 or 1) that stand for a caller's prefix id and not for tokens.
     hint_depth: int = 0
+    #: Sequences that it becomes once its prompt is computed.
+    num_outputs: int = 1
 
     @property
     def tenant(self) -> str:
@@ -127,6 +129,7 @@ def parse_pointer(
         max_tokens=_optional(fields, b"o", MAX_COUNT + 1),
         deadline=_deadline(fields, clock_offset),
         hint_depth=_optional(fields, b"g", 2),
+        num_outputs=_optional(fields, b"s", MAX_COUNT + 1) or 1,
     )
 
 

@@ -228,7 +228,8 @@ class ModelDesk:
 
     def _give(self, job: WaitingJob, worker: Worker) -> Dispatch:
         worker_id = worker.info.worker_id
-        worker.reserve(job.job_id, job.cost, is_urgent=job.priority_class == 0)
+        is_urgent = job.priority_class == 0
+        worker.reserve(job.job_id, job.cost, is_urgent=is_urgent, num_seqs=job.num_outputs)
         self.residency.dispatched(worker_id, job.kv_key)
         self._accounts.charged(worker_id, Running(job, None))
         del self._waiting[job.job_id]

@@ -182,7 +182,7 @@ class Placement:
         self._accounts.charged(worker_id, Running(job, price if is_charged else None))
         if not (is_bound or job.attempts):
             self._walked[worker_id] = job
-        target.reserve(job.job_id, tokens, is_urgent=is_urgent)
+        target.reserve(job.job_id, tokens, is_urgent=is_urgent, num_seqs=job.num_outputs)
         return Dispatch(job, worker_id, tokens)
 
     def _yields(self, owner_id: str, thief: Worker) -> bool:

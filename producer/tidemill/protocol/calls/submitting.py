@@ -9,7 +9,7 @@ from tidemill.protocol.calls.replies import text
 from tidemill.protocol.codec import WIRE_VERSION, encode
 from tidemill.protocol.functions import Call, Field
 from tidemill.protocol.keys import ShardKeys
-from tidemill.protocol.messages import JobTerms
+from tidemill.protocol.messages import GenerateRequest, JobTerms
 from tidemill.protocol.requests import Request
 
 #: Bound on a tenant's waiting jobs where no setting says otherwise.
@@ -145,7 +145,14 @@ def _submit_args(keys: ShardKeys, job: NewJob) -> tuple[Field, ...]:
         job.max_output,
         job.hint_depth,
         terms.callback_url,
+        _num_outputs(request),
     )
+
+
+def _num_outputs(request: Request) -> int:
+    """How many sequences a job becomes, 0 if it is one, as of nearly all."""
+    num_outputs = request.params.num_outputs if isinstance(request, GenerateRequest) else 1
+    return num_outputs if num_outputs > 1 else 0
 
 
 def _submitted(reply: Sequence[Any]) -> Submitted:

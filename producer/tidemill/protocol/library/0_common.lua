@@ -81,12 +81,13 @@ local function load_job(job)
 end
 
 -- Adds the pointer of a job to its ingress stream and returns the entry's id; v = {routing key,
--- prompt tokens, model, attempts, priority, bound on output tokens, deadline, hashes of a prefix id}.
+-- prompt tokens, model, attempts, priority, bound on output tokens, deadline, hashes of a prefix id,
+-- outputs if more than one}.
 local function add_pointer(input, act, id, queue, bell, t, v)
   local function add()
     return redis.call('XADD', input, 'NOMKSTREAM', '*',
       'j', id, 'h', v[1], 'c', v[2], 'm', v[3], 'a', v[4], 'p', v[5],
-      'o', number(v[6]), 'd', number(v[7]), 'g', number(v[8]))
+      'o', number(v[6]), 'd', number(v[7]), 'g', number(v[8]), 's', number(v[9]))
   end
   local entry = add()
   if not entry then
@@ -100,7 +101,7 @@ end
 
 -- Puts a job that can run again on its ingress stream.
 local function point(input, act, job, id, queue, bell)
-  local v = redis.call('HMGET', job, 'h', 'cost', 'md', 'at', 'pr', 'mt', 'dl', 'g')
+  local v = redis.call('HMGET', job, 'h', 'cost', 'md', 'at', 'pr', 'mt', 'dl', 'g', 'ns')
   local entry = add_pointer(input, act, id, queue, bell, now(), v)
   redis.call('HSET', job, 'st', 'queued', 'eid', entry)
 end

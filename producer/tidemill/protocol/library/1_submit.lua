@@ -146,7 +146,7 @@ end
 -- KEYS job in act idem cnt salt cfg thr rl dly due batch members lib
 -- ARGV id tenant queue model priority request routing_key cost tokens body_sha max_queued idem_key
 --      bell v delay_ms not_before_ms deadline_ms max_queue_ms stall_ms max_retries batch parent
---      max_output hint_depth callback_url
+--      max_output hint_depth callback_url num_outputs
 -- -> {1, id, level, run_id, wait_ms} created | {0, id, level, run_id, -1} existed already
 -- errors CONFLICT id, NOSALT, BATCHCLOSED, QUEUEFULL what used retry_ms,
 --        RATELIMITED what limit retry_ms
@@ -188,13 +188,14 @@ local function submit(K, A)
   if v.st == 'delayed' then redis.call('ZADD', K[10], ready, A[1])
   else
     entry = add_pointer(K[2], K[3], A[1], A[3], A[13], t,
-      {A[7], A[8], A[4], 0, A[5], A[23], v.dl, A[24]})
+      {A[7], A[8], A[4], 0, A[5], A[23], v.dl, A[24], A[26]})
   end
   redis.call('HSET', K[1], 'st', v.st, 'tn', A[2], 'qn', A[3], 'md', A[4], 'pr', A[5], 'req', A[6],
     'h', A[7], 'cost', A[8], 'tk', A[9], 'ik', A[12], 'v', A[14], 'salt', salt, 'f', 0, 'n', 0,
     'at', 0, 'cn', 0, 'cr', 0, 'w', '', 'eid', entry, 'mx', A[20], 'ts', t,
     unpack(without_defaults('bid', A[21], 'par', A[22], 'dl', v.dl, 'qdl', v.qdl, 'sm', v.sm,
-      'mt', number(A[23]), 'g', number(A[24]), 'wh', A[25])))
+      'mt', number(A[23]), 'g', number(A[24]), 'wh', A[25],
+      'ns', number(A[26]))))
   local due = next_due(v)
   if due ~= 0 then redis.call('ZADD', K[11], due, A[1]) end
   count_new(K[5], A[2], counts, #A[6], tokens)
@@ -208,8 +209,8 @@ end
 -- KEYS as submit, sche front   ARGV as submit, epoch entry
 -- -> as submit | {-1} there is no such entry; errors as submit, EPOCH
 local function admit(K, A)
-  if redis.call('GET', K[15]) ~= A[26] then return redis.error_reply('EPOCH') end
-  if #redis.call('XRANGE', K[16], A[27], A[27]) == 0 then return {-1} end
+  if redis.call('GET', K[15]) ~= A[27] then return redis.error_reply('EPOCH') end
+  if #redis.call('XRANGE', K[16], A[28], A[28]) == 0 then return {-1} end
   return submit(K, A)
 end
 
