@@ -8,6 +8,7 @@ import pytest
 from support.golden_models import GOLDEN, make_golden_model, save_golden_model
 from support.golden_runs import check_run, make_prompts
 from support.greedy import generate_greedily
+from support.quantised_models import write_quantised
 from tidemill_gpuworker.engine.model_runner import ModelRunner
 from tidemill_gpuworker.parallel.team import Team
 from tidemill_gpuworker.steps.step_config import StepConfig
@@ -42,3 +43,14 @@ def test_ranks_and_stages_generate_what_transformers_does(
     prompts = make_prompts((3, 21, 71), shared=41)
     config = StepConfig(max_model_len=256, max_num_batched_tokens=40, max_num_seqs=4)
     check_run(model, prompts, generate_greedily(runner, prompts, 8, config))
+
+
+@pytest.mark.parametrize(
+    "name", ["gptq v1", "awq a plain layer", "fp8 blocks", "squeezellm sparse"]
+)
+def test_ranks_and_stages_run_quantised_checkpoints(name: str, team: Team, tmp_path: Path) -> None:
+    model = write_quantised(name, tmp_path)
+    runner = ModelRunner(tmp_path, dtype="float32", num_blocks=32, num_threads=1, followers=team)
+    config = StepConfig(max_model_len=64, max_num_batched_tokens=16, max_num_seqs=4)
+    prompts = make_prompts((5, 23), shared=20)
+    check_run(model, prompts, generate_greedily(runner, prompts, 4, config))

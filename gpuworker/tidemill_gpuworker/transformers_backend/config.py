@@ -13,7 +13,7 @@ from tidemill_gpuworker.loading.config_fields import read_config
 from tidemill_gpuworker.loading.layer_config import LayerConfig
 from tidemill_gpuworker.loading.model_config import ModelConfig
 from tidemill_gpuworker.loading.model_task import architecture_of, refuse_own_code
-from tidemill_gpuworker.parallel.shard import Place, Shard
+from tidemill_gpuworker.parallel.shard import EVERYTHING, Place, Shard
 from tidemill_gpuworker.parallel.split_config import indivisible
 from tidemill_gpuworker.transformers_backend.split import (
     DryRanks,
@@ -47,6 +47,7 @@ class TransformersConfig:
         self._max_model_len = self._context(config)
         self.survey = self._survey()
         self.model_config = self._model_config(config)
+        self._parts: dict[Place, ModelConfig] = {EVERYTHING: self.model_config}
 
     def split(self, place: Place) -> ModelConfig:
         """Return the shape of a part of the model.
@@ -55,8 +56,11 @@ class TransformersConfig:
             ConfigError: its sizes are no multiples of the number of parts.
             UnsupportedModel: `transformers` has no plan for splitting it, or it has no stages.
         """
-        if place.is_whole:
-            return self.model_config
+        if place not in self._parts:
+            self._parts[place] = self._split(place)
+        return self._parts[place]
+
+    def _split(self, place: Place) -> ModelConfig:
         if not place.stage.is_whole:
             raise UnsupportedModel(
                 f"{self.architecture} runs on transformers, which has no pipeline stages",
