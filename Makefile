@@ -17,10 +17,10 @@ export GOMP_SPINCOUNT  ?= 0
 # Tests start hundreds of processes, each of which would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check vllm-check bench bench-overheads bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-structured bench-scale bench-gsm8k bench-perplexity chaos soak batch-soak soak-engine clean
+.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check vllm-check bench bench-overheads bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-structured bench-gateway bench-scale bench-gsm8k bench-perplexity chaos soak batch-soak soak-engine clean
 
 help: ## Show this help
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 demo: $(STAMP) ## Answer prompts with a real model, through the queue (ARGS="--kill-worker")
 	@$(BIN)/tidemill demo $(ARGS)
@@ -103,6 +103,9 @@ bench-gsm8k: $(STAMP) ## Answers to 200 questions of GSM8K beside transformers' 
 
 bench-perplexity: $(STAMP) ## Perplexity on wikitext-2, plain and quantised, beside transformers' (ARGS="--all --json FILE")
 	@$(BIN)/python benchmarks/perplexity.py $(ARGS)
+
+bench-gateway: $(STAMP) ## What the gateway adds to token streams: CPU, latency, memory (ARGS="--streams 64 512")
+	@$(BIN)/python benchmarks/gateway_streams.py $(ARGS)
 
 bench-lane: $(STAMP) ## What the interactive lane and the index of caches cost, in microseconds (ARGS="1000 100000")
 	@$(BIN)/python benchmarks/interactive_cost.py $(ARGS)

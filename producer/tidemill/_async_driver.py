@@ -23,6 +23,7 @@ class AsyncDriver:
         self._follower = follower
         self._rescue = rescue
         self._subscription: Subscription | None = None
+        self._num_quiet = 0
 
     async def advance(self, deadline: float | None) -> None:
         """Read if that is due, else wait for a message; ``JobNotFinished`` after ``deadline``."""
@@ -32,7 +33,9 @@ class AsyncDriver:
             return
         if self._subscription is None:
             self._subscription = self._link.listener.listen(follower.channel)
-        notice = await self._subscription.get(wait_seconds(follower.job_id, deadline))
+        seconds = wait_seconds(follower.job_id, deadline, self._num_quiet)
+        notice = await self._subscription.get(seconds)
+        self._num_quiet = 0 if notice is not None else self._num_quiet + 1
         pass_on(notice, follower)
 
     def take_arrived(self) -> None:

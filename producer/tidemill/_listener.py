@@ -12,6 +12,9 @@ from tidemill.protocol.errors import JobNotFinished
 
 #: Without a message for so long, a reader looks at the truth again.
 TICK_SECONDS = 1.5
+#: After several looks in vain it looks less often: ten thousand readers whose jobs wait would
+#: otherwise keep a core busy.
+MAX_TICK_SECONDS = 12.0
 
 _REOPEN_WAIT_SECONDS = 0.1
 
@@ -62,14 +65,18 @@ def read_notice(message: dict[str, Any] | None) -> Notice | None:
     return Notice(message["channel"].decode(), data)
 
 
-def wait_seconds(job_id: str, deadline: float | None) -> float:
-    """Return how long to wait for a notice; raises ``JobNotFinished`` if time is up."""
+def wait_seconds(job_id: str, deadline: float | None, num_quiet: int = 0) -> float:
+    """Return how long to wait for a notice; raises ``JobNotFinished`` if time is up.
+
+    ``num_quiet`` is how often in a row nothing came.
+    """
+    tick = min(TICK_SECONDS * 2.0 ** min(num_quiet, 8), MAX_TICK_SECONDS)
     if deadline is None:
-        return TICK_SECONDS
+        return tick
     left = deadline - time.monotonic()
     if left <= 0:
         raise JobNotFinished(f"{job_id} is not finished, and time is up", job_id=job_id)
-    return min(left, TICK_SECONDS)
+    return min(left, tick)
 
 
 class Listener:

@@ -17,10 +17,12 @@ from tidemill import (
     JobEnd,
     JobState,
     JobStatus,
+    ModelCard,
     Producer,
     Result,
     Status,
 )
+from tidemill.service.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -69,6 +71,10 @@ class Twin(Protocol):
     def job_status(self, job_id: str) -> JobStatus: ...
 
     def status(self) -> Status: ...
+
+    def models(self) -> tuple[ModelCard, ...]: ...
+
+    def tokenizer(self, model: str | None = None) -> Tokenizer: ...
 
     def close(self) -> object: ...
 

@@ -35,6 +35,18 @@ class Parser(Protocol):
         """End the output; returns what had been held back."""
 
 
+class PlainParser:
+    """Of outputs that are nothing but content."""
+
+    def feed(self, text: str) -> Delta:
+        """Return the piece."""
+        return Delta(text)
+
+    def finish(self) -> Delta:
+        """Return nothing: nothing is held back."""
+        return Delta()
+
+
 @dataclass(frozen=True, slots=True)
 class ChatFormats:
     """How a model writes tool calls and reasoning; None where it has none."""
@@ -76,6 +88,8 @@ class ChatJob:
         if self.choice.mode is CallMode.FORCED:
             return ForcedCallParser()
         reasoning = None if self.structured else self.formats.reasoning
+        if reasoning is None and not self.choice.tools:
+            return PlainParser()
         return OutputParser(
             {tool.name: tool.parameters for tool in self.choice.tools},
             tool_format=self.formats.tools,

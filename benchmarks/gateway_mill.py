@@ -1,0 +1,179 @@
+"""A scheduler and a worker for benchmarks of the gateway: tokens at a given pace, no engine.
+
+The text of each token is when it was written, so that a reader knows how long it was under way.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import redis
+import tokenizers
+
+from tidemill.protocol import calls
+from tidemill.protocol.calls import REF_FIELDS, JobRef
+from tidemill.protocol.codec import WIRE_VERSION
+from tidemill.protocol.functions import ensure_library, run
+from tidemill.protocol.ids import new_worker_id
+from tidemill.protocol.keys import CONSUMER, GROUP, ShardKeys
+from tidemill.protocol.messages import (
+    JobEnd,
+    JobResult,
+    ModelCard,
+    TokenChunk,
+    Usage,
+    WorkerInfo,
+)
+from tidemill.service.redis import connect
+from tidemill.service.tokenizer import Tokenizer
+from tidemill.service.tokenizer_files import TokenizerFiles
+
+KEYS = ShardKeys()
+MODEL = "mill"
+LEASE_MS = 3_600_000
+PROMPT = "a b c"
+_TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
+#: Jobs whose tokens go out in one call, as a worker's do.
+_PER_CALL = 256
+
+
+@dataclass
+class Grist:
+    """A job that was claimed."""
+
+    job_id: str
+    fence: int
+    ref: JobRef
+    text: str = ""
+
+
+class Mill:
+    """Leads the shard and is its only worker."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._worker_id = new_worker_id()
+        ensure_library(client)
+        self._register(_tokenizer())
+        self._epoch = run(client, calls.lead(KEYS, scheduler_id="sch_mill", lease_ms=LEASE_MS))
+
+    def claim(self, count: int) -> list[Grist]:
+        """Wait for so many jobs and take them."""
+        taken: list[Grist] = []
+        while len(taken) < count:
+            for queue in self._client.zrange(KEYS.active_queues, 0, -1):
+                taken += self._take(queue.decode())
+            time.sleep(0.001)
+        return taken
+
+    def grind(self, jobs: Sequence[Grist], num_tokens: int, pause_seconds: float) -> None:
+        """Write a token to each job, again and again, then end all."""
+        due = time.monotonic()
+        for position in range(num_tokens):
+            for start in range(0, len(jobs), _PER_CALL):
+                self._write(jobs[start : start + _PER_CALL], position)
+            due += pause_seconds
+            time.sleep(max(0.0, due - time.monotonic()))
+        for job in jobs:
+            self._finish(job, num_tokens)
+
+    def _write(self, jobs: Sequence[Grist], position: int) -> None:
+        text = f"{time.monotonic():.6f} "
+        chunk = TokenChunk(start=position, end=position + 1, ids=(1,), text=text)
+        written = run(
+            self._client,
+            calls.append(
+                KEYS,
+                worker_id=self._worker_id,
+                chunks=[(job.job_id, job.fence, chunk) for job in jobs],
+            ),
+        )
+        assert all(each.accepted for each in written), "a job was lost"
+        for job in jobs:
+            job.text += text
+
+    def _finish(self, job: Grist, num_tokens: int) -> None:
+        usage = Usage(prompt_tokens=3, completion_tokens=num_tokens)
+        end = JobEnd(state="done", finish_reason="length", usage=usage)
+        size = len(job.text) // num_tokens
+        entries = tuple((n + 1, size) for n in range(num_tokens))
+        result = JobResult(end=end, ids=(1,) * num_tokens, text=job.text, entries=entries)
+        call = calls.finish(
+            KEYS,
+            job.ref,
+            fence=job.fence,
+            worker_id=self._worker_id,
+            chunk=TokenChunk(start=num_tokens, end=num_tokens),
+            result=result,
+        )
+        assert run(self._client, call).accepted, "a job was lost"
+
+    def _take(self, queue: str) -> list[Grist]:
+        reply = self._client.xreadgroup(GROUP, CONSUMER, {KEYS.ingress(queue): ">"}, count=1000)
+        entries = reply[0][1] if reply else []
+        return [self._dispatch(queue, entry.decode(), fields[b"j"].decode())
+                for entry, fields in entries]  # fmt: skip
+
+    def _dispatch(self, queue: str, entry_id: str, job_id: str) -> Grist:
+        call = calls.dispatch(
+            KEYS,
+            job_id=job_id,
+            queue=queue,
+            entry_id=entry_id,
+            worker_id=self._worker_id,
+            epoch=self._epoch,
+            lease_ms=LEASE_MS,
+        )
+        fence = run(self._client, call).fence
+        ref = JobRef.read(job_id, self._client.hmget(KEYS.job(job_id), REF_FIELDS))
+        return Grist(job_id, fence, ref)
+
+    def _register(self, tokenizer: Tokenizer) -> None:
+        info = WorkerInfo(
+            worker_id=self._worker_id,
+            model=MODEL,
+            num_blocks=1 << 20,
+            max_num_seqs=1 << 14,
+            max_num_batched_tokens=1 << 14,
+            wire_version=WIRE_VERSION,
+        )
+        card = ModelCard(
+            name=MODEL,
+            revision="r",
+            tokenizer_digest=tokenizer.digest,
+            max_model_len=1 << 20,
+            vocab_size=16,
+        )
+        bundle = tokenizer.to_bundle()
+        call = calls.register(KEYS, info=info, card=card, tokenizer=bundle, lease_ms=LEASE_MS)
+        run(self._client, call)
+
+
+def _tokenizer() -> Tokenizer:
+    vocab = {word: index for index, word in enumerate(("?", "a", "b", "c"))}
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "?"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return Tokenizer(TokenizerFiles(raw.to_str(), chat_template=_TEMPLATE))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--jobs", type=int, required=True)
+    parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--pause-seconds", type=float, required=True)
+    parser.add_argument("--rounds", type=int, default=1)
+    options = parser.parse_args(arguments)
+    with connect(options.url) as client:
+        mill = Mill(client)
+        print("ready", flush=True)
+        for _ in range(options.rounds):
+            jobs = mill.claim(options.jobs)
+            mill.grind(jobs, options.tokens, options.pause_seconds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
