@@ -399,3 +399,20 @@ async def test_an_ended_batch_cannot_be_cancelled(
         await client.cancel_batch(batch.batch_id)
     with pytest.raises(NoSuchObject):
         await client.cancel_batch("batch_0")
+
+
+async def test_a_store_that_is_no_directory_serves_as_well(
+    redis_client: redis.Redis, redis_url: str
+) -> None:
+    blobs = BlobStore("memory://a-bucket/prefix")
+    runner = BatchRunner(redis_url, KEYS, blobs, FAST)
+    async with AsyncBatches(redis_url, blobs=blobs) as client:
+        redis_client.zadd(KEYS.active_batches, {"nonsense": 1, "a b c": 1})
+        batch = await create(client, [request_line(n) for n in range(5)])
+        task = asyncio.create_task(runner.run())
+        with serving(redis_url):
+            batch = await ended(client, batch)
+        await end_tasks([task])
+        output, errors = await outcome(client, batch)
+    assert len(output) == 5 and not errors
+    redis_client.delete(KEYS.active_batches)

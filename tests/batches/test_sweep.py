@@ -113,3 +113,13 @@ async def test_nothing_is_an_orphan_in_the_store_of_another_broker(
     blobs.delete("00/owner")
     assert await sweep.delete_orphans() == 0
     assert names(blobs) == ["00/files/t-default/file-0"]
+
+
+async def test_what_is_neither_file_nor_batch_leaves_the_index_and_takes_no_blob_along(
+    client: AsyncBatches, redis_client: redis.Redis, blobs: BlobStore, sweep: StoreSweep
+) -> None:
+    await upload(client, b"a")
+    for member in ("file", "file t ..", "file t a/../b", "file  ", "other t id", b"\xff"):
+        redis_client.zadd(KEYS.stored_until, {member: 1})
+    await sweep.forget_due()
+    assert redis_client.zcard(KEYS.stored_until) == 1 and len(names(blobs)) == 1

@@ -9,7 +9,8 @@ from typing import Any
 from tidemill.protocol.errors import MalformedMessage
 from tidemill.protocol.stored import require_number, require_text
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+#: Endpoints whose requests a batch may hold; ``OpenAITranslator`` knows what each of them means.
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 MAX_LINES = 50_000
 #: Of one line of the input.

@@ -1,5 +1,6 @@
 """Files of OpenAI's API: what is known of them, and where their content is."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +15,9 @@ DEFAULT_FILE_SECONDS = 30 * 24 * 3600
 MIN_FILE_SECONDS = 3600
 MAX_FILE_SECONDS = 30 * 24 * 3600
 MAX_FILENAME_CHARS = 512
+
+_TENANT = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+_ID = re.compile(r"(file-|batch_)\w{1,64}", re.ASCII)
 
 
 class Purpose(StrEnum):
@@ -87,10 +91,11 @@ def _folder(tenant: str) -> str:
     return f"t-{tenant}"
 
 
-def owner_of(member: str) -> tuple[str, str, str]:
-    """Return kind, tenant and id of a member of the ``fx`` index."""
-    kind, tenant, object_id = member.split(" ")
-    return kind, tenant, object_id
+def owner_of(member: str) -> tuple[str, str, str] | None:
+    """Return kind, tenant and id of a member of the ``fx`` index; None if it is none of ours."""
+    kind, tenant, object_id = [*member.split(" "), "", "", ""][:3]
+    is_ours = kind in ("file", "batch") and _TENANT.fullmatch(tenant) and _ID.fullmatch(object_id)
+    return (kind, tenant, object_id) if is_ours and member.count(" ") == 2 else None
 
 
 def file_member(tenant: str, file_id: str) -> str:

@@ -13,7 +13,7 @@ from tidemill.batches.translation import Translator
 from tidemill.batches.validation import Survey, read_part, survey
 from tidemill.protocol import calls
 from tidemill.protocol.batches import Batch, BatchState, LineError, told_errors
-from tidemill.protocol.errors import BlobNotFound, StaleFence
+from tidemill.protocol.errors import BlobNotFound, BrokerUnavailable, StaleFence
 from tidemill.protocol.files import DEFAULT_FILE_SECONDS, Purpose, StoredFile, file_blob
 from tidemill.protocol.ids import new_file_id
 from tidemill.protocol.keys import ShardKeys
@@ -183,7 +183,13 @@ class BatchRun:
         await self._lease.is_ending.wait()
         _log.info("%s is to end: %s", self._name.batch_id, self._lease.ending)
         # What was submitted and has not ended ends now; nothing else gets in.
-        await self._tools.producer.cancel_batch(self._name.batch_id)
+        while True:
+            try:
+                await self._tools.producer.cancel_batch(self._name.batch_id)
+                return
+            except BrokerUnavailable as error:
+                # Unless it is done, the parts wait for jobs that nobody ends.
+                _log.warning("%s ends later: %s", self._name.batch_id, error.one_line())
 
     async def _conclude(self, batch: Batch) -> None:
         match self._lease.ending:

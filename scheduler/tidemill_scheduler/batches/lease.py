@@ -26,6 +26,12 @@ class BatchName:
     tenant: str
     batch_id: str
 
+    @classmethod
+    def read(cls, member: bytes) -> "BatchName | None":
+        """Return what a member of ``bw`` names, None if it is none of ours."""
+        tenant, _, batch_id = member.decode("utf-8", "replace").partition(" ")
+        return cls(tenant, batch_id) if batch_id and " " not in batch_id else None
+
 
 @dataclass(slots=True)
 class LineCounts:

@@ -68,8 +68,7 @@ class BatchRunner:
             _log.warning("the batches wait: %s", error.one_line())
             return bool(self._tasks)
         members = cast(list[bytes], found)
-        for member in members:
-            name = BatchName(*member.decode().split(" "))
+        for name in filter(None, map(BatchName.read, members)):
             if name not in self._tasks and len(self._tasks) < self._settings.max_batches:
                 self._begin(name)
         return bool(members)

@@ -52,7 +52,7 @@ class StoreSweep:
         num, now = 0, await server_ms(self._client)
         while members := await self._due(now):
             for member in members:
-                await self._forget(*owner_of(member.decode()))
+                await self._forget(member)
             num += len(members)
         return num
 
@@ -104,7 +104,19 @@ class StoreSweep:
         )
         return cast(list[bytes], found)
 
-    async def _forget(self, kind: str, tenant: str, object_id: str) -> None:
+    async def _forget(self, member: bytes) -> None:
+        owner = owner_of(member.decode("utf-8", "replace"))
+        if owner is None:
+            _log.warning("%r is neither a file nor a batch", member[:80])
+            await self._client.zrem(self._keys.stored_until, member)
+            return
+        kind, tenant, object_id = owner
+        if kind == "file":
+            blob = file_blob(self._keys, tenant, object_id)
+            call = calls.forget_file(self._keys, tenant, object_id)
+        else:
+            blob = part_blobs(self._keys, tenant, object_id)
+            call = calls.forget_batch(self._keys, tenant, object_id)
         # First the blobs: whoever dies in between begins again.
         if kind == "file":
             blob = file_blob(self._keys, tenant, object_id)
