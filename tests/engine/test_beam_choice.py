@@ -1,7 +1,10 @@
 """Which beams go on and which are complete."""
 
+import math
+
 import pytest
 
+from tidemill.protocol.sampling import MAX_LENGTH_PENALTY
 from tidemill_gpuworker.engine.beam_choice import Beam, BeamChoice
 
 EOS = 0
@@ -40,6 +43,13 @@ def test_the_length_counts_the_prompt_and_not_the_eos() -> None:
     assert choice.score(Beam((5, EOS), -10.0)) == -2.5
     assert make_choice(length_penalty=2.0).score(Beam((5, 6), -10.0)) == pytest.approx(-0.4)
     assert make_choice(length_penalty=0.0).score(Beam((5, 6), -10.0)) == -10.0
+
+
+@pytest.mark.parametrize("length_penalty", [MAX_LENGTH_PENALTY, -MAX_LENGTH_PENALTY])
+def test_beams_are_told_apart_at_both_limits_of_the_penalty(length_penalty: float) -> None:
+    choice = make_choice(prompt_len=100_000_000, length_penalty=length_penalty)
+    likely, unlikely = (choice.score(Beam((5, 6), logprob)) for logprob in (-1e-6, -1e4))
+    assert -math.inf < unlikely < likely < 0.0
 
 
 def test_the_search_ends_at_the_longest_output() -> None:

@@ -35,6 +35,8 @@ CARD = ModelCard(name="m", revision="r", tokenizer_digest="t", max_model_len=100
         ({"early_stopping": True}, "of use_beam_search alone"),
         ({"use_beam_search": True, "early_stopping": "maybe"}, "never"),
         ({"use_beam_search": True, "length_penalty": float("inf")}, "finite"),
+        ({"use_beam_search": True, "length_penalty": 10.5}, "less than or equal to 10"),
+        ({"use_beam_search": True, "length_penalty": -1e308}, "greater than or equal to -10"),
         ({"use_beam_search": True, "temperature": 0.5}, "temperature has no effect"),
         ({"use_beam_search": True, "top_p": 0.5}, "top_p has no effect"),
         ({"use_beam_search": True, "stop": ("a",)}, "stop has no effect"),

@@ -71,13 +71,14 @@ PROCESSORS: Mapping[int, type[FakeProcessor]] = {GARBLED: GarbledProcessor}
 class PacedRunner(FakeRunner):
     """A fake model that computes only as many steps as it is allowed, and fails on command.
 
-    A step raises if a sequence in it has a token of ``poison`` in its prompt, or if it holds more
-    than ``max_sequences``.
+    A step raises if a sequence in it has a token of ``poison`` in its prompt and ``poison_from``
+    tokens of output, or if it holds more than ``max_sequences``.
     """
 
     def __init__(self) -> None:
         super().__init__(NUM_BLOCKS, BLOCK_SIZE)
         self.poison: set[int] = set()
+        self.poison_from = 0
         self.max_sequences = NUM_BLOCKS
         self._permits = threading.Semaphore(0)
         self._is_free = threading.Event()
@@ -104,7 +105,8 @@ class PacedRunner(FakeRunner):
         """Wait for a permit, fail if told so, then do as the fake runner does."""
         self.wait_for_permit()
         for item in plan.scheduled:
-            if self.poison.intersection(item.seq.prompt_ids):
+            is_ripe = len(item.seq.output_ids) >= self.poison_from
+            if is_ripe and self.poison.intersection(item.seq.prompt_ids):
                 raise RuntimeError("a poisoned prompt")
         if len(plan.scheduled) > self.max_sequences:
             raise RuntimeError("the batch is too large")

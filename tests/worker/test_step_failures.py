@@ -11,6 +11,7 @@ from support.worker_rig import GARBLED, Rig, make_request, state_of, submit
 from tidemill.protocol.codec import decode
 from tidemill.protocol.errors import EngineFailed, NoTokenLeft
 from tidemill.protocol.messages import JobEnd
+from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.sampling.sampled_token import SampledToken
 
@@ -71,6 +72,29 @@ def test_a_poisoned_prompt_among_running_jobs_disturbs_no_stream(
     for job_id, prompt, length in ((running, (1, 2), 60), (late, (9, 9), 8)):
         rig.wait_for(job_id, "done")
         assert read_log(redis_client, job_id).ids == generate(prompt, length)
+
+
+@pytest.mark.parametrize("is_beams", [True, False])
+def test_a_job_that_begins_anew_after_each_failure_cannot_fail_for_ever(
+    redis_client: redis.Redis, rig: Rig, is_beams: bool
+) -> None:
+    if is_beams:
+        several = {"n": 2, "use_beam_search": True}
+    else:
+        several = {"best_of": 3, "temperature": 1.0, "seed": 7}
+    rig.runner.poison, rig.runner.poison_from = {POISON}, 3
+    params = SamplingParams(max_tokens=10, **several)
+    poisoned = rig.give(make_request((1, POISON), params=params))
+    neighbour = rig.give(make_request((3, 4), params=params))
+    stream = rig.give(make_request((5, 6), num_tokens=60))
+    rig.runner.run_free()
+    rig.exhaust(poisoned)
+    assert "engine fails on this job" in (_end_of(redis_client, poisoned).error or "")
+    for job_id in (neighbour, stream):
+        rig.wait_for(job_id, "done")
+        assert _retries(redis_client, job_id) == 0
+    assert read_log(redis_client, stream).ids == generate((5, 6), 60)
+    rig.engine.step_scheduler.check_integrity()
 
 
 def test_a_batch_that_is_too_large_is_run_in_smaller_ones(

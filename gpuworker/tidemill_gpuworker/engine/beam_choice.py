@@ -85,6 +85,8 @@ class BeamChoice:
         return self._rate(beam, self._prompt_len + len(beam.ids) - has_eos)
 
     def _rate(self, beam: Beam, length: int) -> float:
+        # Within MAX_LENGTH_PENALTY nothing overflows, and equals stay equal, as they would not
+        # for the sake of a logarithm's rounding.
         return float(beam.logprob / max(1, length) ** self._length_penalty)
 
     def _check_end(self) -> None:

@@ -147,7 +147,9 @@ class JobRunner:
             metrics.STEP_FAILURES.inc()
             self._recover(error)
             return
-        self._isolation.step_worked({output.seq.seq_id for output in outputs})
+        progressed = {output.seq.seq_id for output in outputs}
+        kept = {each.seq.seq_id for each in outputs if each.new_ids or each.finish is not None}
+        self._isolation.step_worked(progressed, kept)
         self._publisher.publish([self._update(output) for output in outputs])
 
     def _update(self, output: WorkOutput) -> Update:
@@ -166,6 +168,7 @@ class JobRunner:
             metrics.ENDED_JOBS.labels(end.state).inc()
             self._running.pop(job_id, None)
             self._in_engine.pop(job_id, None)
+            self._isolation.discard(job_id)
             self._depart(job_id, output.seq)
         return Update(
             job_id,

@@ -16,6 +16,9 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 256
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 100.0
+#: The largest exponent of the length in a beam's score, either way: no context is so long that its
+#: power or a score leaves the range of float64.
+MAX_LENGTH_PENALTY = 10.0
 #: The most outputs of one job that the wire carries.
 MAX_N = 128
 #: How many outputs of one job a worker computes, unless its operator says otherwise.
@@ -87,7 +90,9 @@ class SamplingParams(WireModel):
     n: NumOutputs = 1
     best_of: NumOutputs | None = None
     use_beam_search: bool = False
-    length_penalty: float = Field(default=1.0, allow_inf_nan=False)
+    length_penalty: float = Field(
+        default=1.0, allow_inf_nan=False, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY
+    )
     early_stopping: Annotated[bool, Field(strict=True)] | Literal["never"] = False
     max_tokens: Count | None = Field(default=None, ge=1)
     min_tokens: Count = Field(default=0, ge=0)
