@@ -15,6 +15,8 @@ _PRODUCERS = "tests/crash/test_producer_crashes.py"
 _SCHEDULERS = "tests/crash/test_scheduler_crashes.py"
 _WORKERS = "tests/crash/test_worker_crashes.py"
 _BROKERS = "tests/crash/test_broker_crashes.py"
+_HOOKS = "tests/crash/test_webhook_crashes.py"
+_DELIVERIES = "tests/webhooks/test_delivery.py"
 _STANDBY = (
     f"{_SCHEDULERS}::test_scheduler_dies_with_jobs_in_its_hands_and_its_standby_gives_them_out"
 )
@@ -219,6 +221,47 @@ MUTATIONS = (
         "elseif v.at == v.cl then crashes",
         "else crashes",
         (f"{_FUNCTIONS}::test_an_attempt_that_no_worker_read_is_no_crash",),
+    ),
+    Mutation(
+        "an attempt that lost its lease tells how a delivery went",
+        f"{_LUA}/6_webhook.lua",
+        "if v[1] ~= 'pending' or v[2] ~= A[2] then return '' end",
+        "",
+        (f"{_DELIVERIES}::test_an_attempt_that_lost_its_lease_cannot_say_how_it_went",),
+    ),
+    Mutation(
+        "a delivery is taken while another has it",
+        f"{_LUA}/6_webhook.lua",
+        "if number(v[2]) > t then return {0, 'taken'} end",
+        "",
+        (f"{_DELIVERIES}::test_an_attempt_that_lost_its_lease_cannot_say_how_it_went",),
+    ),
+    Mutation(
+        "an entry of the outbox goes before its deliveries are made",
+        "scheduler/tidemill_webhooks/outbox.py",
+        """        crash_point("webhooks.after_read")
+""",
+        """        await self._client.xtrim(self._keys.outbox, maxlen=0)
+        crash_point("webhooks.after_read")
+""",
+        (f"{_HOOKS}::test_leader_dies_between_an_end_and_its_delivery[webhooks.after_read]",),
+    ),
+    Mutation(
+        "a delivery leaves the index when its attempt begins",
+        f"{_LUA}/6_webhook.lua",
+        "  redis.call('ZADD', K[2], lease, A[1])\n",
+        "  redis.call('ZREM', K[2], A[1])\n",
+        (f"{_HOOKS}::test_leader_dies_between_an_end_and_its_delivery[webhooks.after_take]",),
+    ),
+    Mutation(
+        "a webhook goes to a name of which the first address alone is checked",
+        "scheduler/tidemill_webhooks/address_guard.py",
+        "if not allow_private and not all(map(is_public, addresses)):",
+        "if not allow_private and not is_public(addresses[0]):",
+        (
+            "tests/webhooks/test_address_guard.py"
+            "::test_one_closed_address_among_many_closes_the_name",
+        ),
     ),
     Mutation(
         "jobs that a broker has lost are given up",

@@ -1,8 +1,9 @@
 """The crash matrix, rows of webhooks: whoever dies, each end is delivered, always under one id."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from typing import Any
 
 import pytest
 import redis
@@ -55,6 +56,12 @@ def lapse(client: redis.Redis) -> None:
         client.zadd(KEYS.due_deliveries, {delivery: 1}, xx=True)
 
 
+def mostly_slow(names: Sequence[str], quick: set[str]) -> list[Any]:
+    """Parameters of a test of which only ``quick`` ones are always run."""
+    marks = {name: () if name in quick else (pytest.mark.slow,) for name in names}
+    return [pytest.param(name, marks=marks[name]) for name in names]
+
+
 def judge(stage: CrashStage, sink: HookSink, secret: str, job_ids: set[str]) -> None:
     """Every end was delivered, under one id each, and nothing else was."""
     expected = {job_id.replace("job_", "evt_") for job_id in job_ids}
@@ -71,7 +78,14 @@ def judge(stage: CrashStage, sink: HookSink, secret: str, job_ids: set[str]) -> 
         assert stage.client.hget(key, "st") == b"delivered"
 
 
-@pytest.mark.parametrize("point", (*points.OUTBOX_POINTS, *points.ATTEMPT_POINTS))
+#: The others take as long and differ less.
+LEADER_POINTS = mostly_slow(
+    (*points.OUTBOX_POINTS, *points.ATTEMPT_POINTS),
+    {*points.OUTBOX_POINTS, "webhooks.after_take", "webhooks.before_mark"},
+)
+
+
+@pytest.mark.parametrize("point", LEADER_POINTS)
 def test_leader_dies_between_an_end_and_its_delivery(
     stage: CrashStage, sink: HookSink, secret: str, point: str
 ) -> None:
@@ -105,7 +119,7 @@ def test_leader_dies_while_it_leaves_an_attempt_to_the_queue(
     judge(stage, sink, secret, set(stage.judge(jobs).values()))
 
 
-@pytest.mark.parametrize("point", points.ATTEMPT_POINTS)
+@pytest.mark.parametrize("point", mostly_slow(points.ATTEMPT_POINTS, {"webhooks.before_mark"}))
 def test_worker_of_the_queue_dies_in_the_midst_of_an_attempt(
     stage: CrashStage, sink: HookSink, secret: str, point: str
 ) -> None:
@@ -145,6 +159,13 @@ def test_all_workers_of_the_queue_are_gone_and_the_leader_delivers_what_was_left
     lapse(stage.client)
 
     judge(stage, sink, secret, set(stage.judge(jobs).values()))
+
+
+def test_a_worker_of_the_queue_that_is_asked_to_leave_says_goodbye(stage: CrashStage) -> None:
+    worker = hook_worker(stage)
+    worker.drain()
+    assert worker.wait() == 0, worker.log
+    assert stage.client.zcard(KEYS.hook_workers) == 0
 
 
 @pytest.mark.slow

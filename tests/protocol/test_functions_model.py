@@ -80,6 +80,7 @@ class Functions(RuleBasedStateMachine):
         super().__init__()
         self.client.flushdb()
         self.client.hset(KEYS.settings, "back:*", 10_000)
+        self.client.hset(KEYS.hooks("default"), "on", 1)
         self.model = ShardModel()
         self.refs: dict[str, JobRef] = {}
         self.past: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []

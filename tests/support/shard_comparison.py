@@ -27,11 +27,13 @@ class Comparison:
                 pipe.zrange(name, 0, -1)
             pipe.hgetall(KEYS.counters)
             pipe.xrange(KEYS.back_door("default"))
+            pipe.xrange(KEYS.outbox)
             pipe.hget(KEYS.measures, "e")
             pipe.zcard(KEYS.active_queues)
             for worker in ("wkr_a", "wkr_b"):
                 pipe.xlen(KEYS.commands(worker))
-            pointers, letters, *indexes, counts, told, num_ended, listed, a, b = pipe.execute()
+            replies = pipe.execute()
+        pointers, letters, *indexes, counts, told, outbox, num_ended, listed, a, b = replies
         self._bind_pointers(pointers)
         self._bind_letters(letters)
         self._check_indexes(*(set(map(bytes.decode, index)) for index in indexes[:4]))
@@ -41,6 +43,8 @@ class Comparison:
         fields = (b"j", b"s", b"r", b"n")
         heard = [tuple(entry[name].decode() for name in fields) for _, entry in told]
         assert heard == [(*entry[:3], str(entry[3])) for entry in self.model.told]
+        hooked = [tuple(entry[name].decode() for name in fields[:3]) for _, entry in outbox]
+        assert hooked == [entry[:3] for entry in self.model.told]
         assert int(num_ended or 0) == self.model.num_ended
         assert listed or not pointers
         assert (a, b) == (self.model.commands["wkr_a"], self.model.commands["wkr_b"])
