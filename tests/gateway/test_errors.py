@@ -146,6 +146,26 @@ def test_a_body_that_is_no_object_is_refused(site: Site, body: bytes) -> None:
     assert answer.status_code == 400 and answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, b'{"prompt": "\\ud800"}'),
+        (COMPLETIONS, b'{"prompt": "\\ud800", "add_special_tokens": false}'),
+        (COMPLETIONS, b'{"prompt": "x", "model": "\\ud800"}'),
+        (CHAT, b'{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+        (CHAT, b'{"messages": [{"role": "user", "content": "x"}], "metadata": {"\\ud800": "x"}}'),
+        ("/tokenize", b'{"prompt": "\\ud800"}'),
+        (COMPLETIONS, b'{"prompt": "x", "seed": 1%s}' % (b"0" * 5000)),
+        (COMPLETIONS, b'{"prompt": "x", "temperature": NaN}'),
+    ],
+)
+def test_texts_and_numbers_that_are_none_are_refused(site: Site, path: str, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{site.url}{path}", content=body, headers=headers)
+    assert answer.status_code in (400, 404), answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
 def test_paths_and_methods_that_are_not_there_are_told_so_too(site: Site) -> None:
     for method, path, status in (("GET", "/nothing", 404), ("PUT", CHAT, 405)):
         answer = httpx.request(method, f"{site.url}{path}")

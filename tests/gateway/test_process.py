@@ -1,10 +1,11 @@
 """The process: its settings, its port, its document, and how it ends."""
 
 import os
+import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx2 as httpx
@@ -12,14 +13,18 @@ import pytest
 
 from gateway.client import ask
 from gateway.conftest import Site, free_port
+from support.tls import make_authority
 from support.wait import wait_until
 from tidemill.cli.gateway import choose_port
 from tidemill.cli.gateway_options import GatewayOptions
-from tidemill.gateway.config import parse_arguments
+from tidemill.gateway.__main__ import main
+from tidemill.gateway.app import create_app
+from tidemill.gateway.config import GatewaySettings, parse_arguments
 from tidemill.gateway.openai_models.chat import ChatCompletion
 from tidemill.gateway.openai_models.completions import Completion
 from tidemill.gateway.openai_models.models import ModelList
-from tidemill.gateway.server import listen
+from tidemill.gateway.server import check_certificate, listen
+from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import ConfigError, PortInUse
 from tidemill.service.config import load_api_keys, load_config
 
@@ -38,6 +43,16 @@ def gateway(redis_url: str, *options: str) -> Iterator[tuple[subprocess.Popen[st
             yield process, f"http://127.0.0.1:{port}"
         finally:
             process.kill()
+
+
+@asynccontextmanager
+async def in_process(settings: GatewaySettings) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application that needs no process."""
+    state = GatewayState(settings)
+    transport = httpx.ASGITransport(create_app(state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        yield client
+    await state.close()
 
 
 def test_a_stream_is_finished_before_the_gateway_ends(site: Site) -> None:
@@ -66,15 +81,29 @@ def test_a_stream_that_takes_too_long_is_told_that_the_gateway_stops(site: Site)
 
 def test_a_port_that_is_taken_is_named(site: Site) -> None:
     port = int(site.url.rpartition(":")[2])
-    done = subprocess.run(
-        [sys.executable, "-m", "tidemill.gateway", "--port", str(port)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert f"error: port {port}" in done.stderr and "--port" in done.stderr
+    with pytest.raises(PortInUse) as refused:
+        listen("127.0.0.1", port)
+    assert f"port {port}" in refused.value.one_line() and "--port" in refused.value.fix
+
+
+def test_a_wrong_command_line_is_one_line_and_not_worth_another_start(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--port", "70000"]) == 2
+    assert capsys.readouterr().err.startswith("error: --port 70000 is no TCP port")
+
+
+def test_https_is_served_with_a_certificate_and_its_key(tmp_path: Path) -> None:
+    authority, other = make_authority(tmp_path / "a"), make_authority(tmp_path / "b")
+    files = ("--ssl-certfile", str(authority.certificate), "--ssl-keyfile", str(authority.key))
+    context = ssl.create_default_context(cafile=authority.ca)
+    with gateway(f"unix://{tmp_path}/none.sock", *files) as (_, url):
+        address = url.replace("http://127.0.0.1", "https://localhost")
+        assert httpx.get(f"{address}/version", verify=context).status_code == 200
+    mixed = GatewaySettings(ssl_certfile=authority.certificate, ssl_keyfile=other.key)
+    with pytest.raises(ConfigError) as refused:
+        check_certificate(mixed)
+    assert str(other.key) in refused.value.one_line()
 
 
 def test_only_a_port_that_was_not_asked_for_is_replaced() -> None:
@@ -120,16 +149,19 @@ def test_a_wrong_setting_is_named(arguments: list[str], named: str) -> None:
     assert named in refused.value.one_line()
 
 
-def test_pages_of_allowed_origins_alone_may_call(site: Site) -> None:
+async def test_pages_of_allowed_origins_alone_may_call() -> None:
     asked = {"origin": "https://app.example", "access-control-request-method": "POST"}
-    with gateway(site.stack.url, "--allowed-origins", "https://app.example") as (_, url):
-        allowed = httpx.options(f"{url}/v1/chat/completions", headers=asked)
-        other = httpx.options(
-            f"{url}/v1/chat/completions", headers={**asked, "origin": "https://other.example"}
+    settings = GatewaySettings(allowed_origins=("https://app.example",), api_keys=("secret",))
+    async with in_process(settings) as client:
+        allowed = await client.options("/v1/chat/completions", headers=asked)
+        other = await client.options(
+            "/v1/chat/completions", headers={**asked, "origin": "https://other.example"}
         )
-        told = httpx.get(f"{url}/v1/models", headers={"origin": "https://app.example"})
+        refused = await client.get("/v1/models", headers={"origin": "https://app.example"})
     assert allowed.status_code == 200 and other.status_code == 400
-    assert told.headers["access-control-allow-origin"] == "https://app.example"
+    # A page reads the error too.
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "https://app.example"
 
 
 def test_the_document_describes_what_is_told(site: Site) -> None:
@@ -160,11 +192,11 @@ def test_probes_and_scrapers_are_answered(site: Site) -> None:
     assert all(":" not in name for name in families)
 
 
-def test_a_broker_that_is_away_makes_the_gateway_unhealthy(tmp_path: Path) -> None:
-    nobody = f"unix://{tmp_path}/none.sock"
-    with gateway(nobody, "--broker-seconds", "0.5") as (_, url):
-        health = httpx.get(f"{url}/health", timeout=30)
-        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=30)
-    assert health.status_code == 503
+async def test_a_broker_that_is_away_makes_the_gateway_unhealthy(tmp_path: Path) -> None:
+    settings = GatewaySettings(redis_url=f"unix://{tmp_path}/none.sock", broker_seconds=0.3)
+    async with in_process(settings) as client:
+        health = await client.get("/health")
+        answer = await client.post("/v1/completions", json={"prompt": "x"})
+    assert health.status_code == 503 and health.content == b""
     assert answer.status_code == 503 and answer.headers["retry-after"] == "2"
     assert answer.json()["error"]["code"] == "unavailable"

@@ -15,7 +15,17 @@ from tidemill.gateway.identity import Authentication
 from tidemill.gateway.metrics import Counting
 from tidemill.gateway.openai_models.errors import ErrorResponse
 from tidemill.gateway.request_ids import RequestIds
-from tidemill.gateway.routes import batches, chat, completions, files, health, models, tokenize
+from tidemill.gateway.routes import (
+    batches,
+    chat,
+    completions,
+    embeddings,
+    files,
+    health,
+    models,
+    scores,
+    tokenize,
+)
 from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import TidemillError
 
@@ -24,6 +34,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     models.router,
     completions.router,
     chat.router,
+    embeddings.router,
+    scores.router,
     tokenize.router,
     files.router,
     batches.router,
@@ -31,6 +43,9 @@ ROUTERS: tuple[APIRouter, ...] = (
 
 #: Paths, by their beginnings, whose bodies are files.
 UPLOAD_PATHS = ("/v1/files", "/v1/audio")
+
+#: What a route may raise: ours, the framework's, texts that are no Unicode, and anything else.
+_HANDLED = (TidemillError, HTTPException, RequestValidationError, UnicodeEncodeError, Exception)
 
 _DESCRIPTION = """\
 OpenAI's API, and extensions of vLLM's, over Tidemill's queue. Fields that are not known are
@@ -61,7 +76,7 @@ def create_app(state: GatewayState) -> FastAPI:
     app.state.gateway = state
     for router in ROUTERS:
         app.include_router(router)
-    for kind in (TidemillError, HTTPException, RequestValidationError, Exception):
+    for kind in _HANDLED:
         app.add_exception_handler(kind, handle_error)
     _surround(app, state)
     return app

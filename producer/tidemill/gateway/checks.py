@@ -9,6 +9,15 @@ def refuse(field: str, reason: str, fix: str = "") -> InvalidRequest:
     return InvalidRequest(f"{field}: {reason}", field=field, fix=fix)
 
 
+def valid_text(field: str, text: str) -> str:
+    """Return a text; raises ``InvalidRequest`` if it cannot be written in UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise refuse(field, f"its character {error.start} is half of a surrogate pair") from error
+    return text
+
+
 def check_streaming(body: GenerationRequest) -> None:
     """Raise ``InvalidRequest`` for what goes only with a stream, or only without one."""
     if body.stream_options is not None and not body.stream:

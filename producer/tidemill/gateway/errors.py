@@ -93,7 +93,11 @@ def error_response(error: Exception) -> Response:
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """Answer a request that raised; for ``FastAPI.add_exception_handler``."""
-    return error_response(error)
+    told = api_error(error)
+    if told.code == "internal_error" and isinstance(error, TidemillError):
+        # The server itself logs what is not ours.
+        _log.error("%s %s: %s", request.method, request.url.path, error.one_line())
+    return told.response()
 
 
 def _invalid(error: InvalidRequest) -> ApiError:
@@ -174,6 +178,10 @@ def _malformed(error: RequestValidationError) -> ApiError:
     return ApiError(400, f"{param or where}: {reason}", code="invalid_value", param=param)
 
 
+def _not_unicode(error: UnicodeEncodeError) -> ApiError:
+    return ApiError(400, "the body: a text has half of a surrogate pair", code="invalid_value")
+
+
 def _of_job(status: int, kind: str, code: str) -> Callable[[Any], ApiError]:
     def tell(error: TidemillError) -> ApiError:
         return ApiError(status, error.one_line(), kind, code, headers=_NO_RETRY)
@@ -197,4 +205,5 @@ _TOLD: tuple[tuple[type[Exception], Callable[[Any], ApiError]], ...] = (
     (TidemillError, _of_job(500, _SERVER, "internal_error")),
     (HTTPException, _http),
     (RequestValidationError, _malformed),
+    (UnicodeEncodeError, _not_unicode),
 )

@@ -74,8 +74,9 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> None:
     for key, value in metadata.items():
         if len(key) > MAX_METADATA_KEY_CHARS:
             raise _bad_metadata(f"a key is longer than {MAX_METADATA_KEY_CHARS} characters")
-        if not isinstance(value, str) or len(value) > MAX_METADATA_CHARS:
-            raise _bad_metadata(f"{key!r} is no text of {MAX_METADATA_CHARS} characters at most")
+        key.encode()
+        if not isinstance(value, str) or len(value.encode()) > MAX_METADATA_CHARS:
+            raise _bad_metadata(f"{key!r} is no text of {MAX_METADATA_CHARS} bytes at most")
 
 
 def key_of_job(key: str | None, index: int, num_jobs: int) -> str | None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from tidemill.gateway.checks import refuse, valid_text
 from tidemill.gateway.openai_models.sampling import GenerationRequest
 from tidemill.protocol.codec import MAX_ARRAY_LEN
 from tidemill.protocol.errors import InvalidRequest
@@ -17,19 +18,23 @@ LONG_CHARS = 16 * 1024
 TextOrIds = str | tuple[int, ...]
 
 
-def prompts_of(prompt: Any) -> list[TextOrIds]:
-    """Return the prompts that the field ``prompt`` stands for; raises ``InvalidRequest``."""
+def prompts_of(
+    prompt: Any, *, field: str = "prompt", limit: int = MAX_PROMPTS
+) -> list[TextOrIds]:
+    """Return the prompts, ``limit`` at most, that a field stands for; raises ``InvalidRequest``."""
     if isinstance(prompt, str):
-        return [prompt]
+        return [valid_text(field, prompt)]
     if not isinstance(prompt, list):
-        raise _wrong("it is neither text nor a list")
+        raise refuse(field, "it is neither text nor a list")
     if not prompt:
-        raise _wrong("it is empty")
+        raise refuse(field, "it is empty")
     if type(prompt[0]) is int:
-        return [_ids(prompt)]
-    if len(prompt) > MAX_PROMPTS:
-        raise _wrong(f"there are {len(prompt)}, the limit is {MAX_PROMPTS}")
-    return [each if isinstance(each, str) else _ids(each) for each in prompt]
+        return [_ids(prompt, field)]
+    if len(prompt) > limit:
+        raise refuse(field, f"there are {len(prompt)}, the limit is {limit}")
+    return [
+        valid_text(field, each) if isinstance(each, str) else _ids(each, field) for each in prompt
+    ]
 
 
 async def token_ids(
@@ -76,15 +81,11 @@ def _encoded(prompt: TextOrIds, tokenizer: Tokenizer, adds_special: bool) -> tup
     return prompt
 
 
-def _ids(prompt: Any) -> tuple[int, ...]:
+def _ids(prompt: Any, field: str) -> tuple[int, ...]:
     if not isinstance(prompt, list) or not prompt:
-        raise _wrong("one of them is neither text nor a list of token ids")
+        raise refuse(field, "one of them is neither text nor a list of token ids")
     if set(map(type, prompt)) != {int}:
-        raise _wrong("a list of token ids holds something else")
+        raise refuse(field, "a list of token ids holds something else")
     if len(prompt) > MAX_ARRAY_LEN:
-        raise _wrong(f"it has {len(prompt)} tokens, the limit is {MAX_ARRAY_LEN}")
+        raise refuse(field, f"it has {len(prompt)} tokens, the limit is {MAX_ARRAY_LEN}")
     return tuple(prompt)
-
-
-def _wrong(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"prompt: {reason}", field="prompt")

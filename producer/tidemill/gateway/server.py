@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
@@ -12,7 +13,7 @@ import uvloop
 from tidemill.gateway.app import create_app
 from tidemill.gateway.config import GatewaySettings
 from tidemill.gateway.state import GatewayState
-from tidemill.protocol.errors import PortInUse
+from tidemill.protocol.errors import ConfigError, PortInUse
 from tidemill.service.runtime import Drain, StopSignal
 
 _log = logging.getLogger(__name__)
@@ -31,8 +32,9 @@ class _Server(uvicorn.Server):
 def serve(settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM; answers that run then may finish, a second signal ends them.
 
-    Raises ``PortInUse``.
+    Raises ``PortInUse``, or ``ConfigError`` if the files for TLS cannot be used.
     """
+    check_certificate(settings)
     with listen(settings.host, settings.port) as listener, Drain() as drain:
         uvloop.run(_serve(settings, listener, drain))
 
@@ -42,14 +44,36 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family)
+    except OSError as error:
+        raise _unusable(host, port, error) from error
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:
-        raise PortInUse(
-            f"port {port} of {host} cannot be used: {error.strerror or error}",
-            fix="Choose another with --port, or 0 for any free one.",
-        ) from error
+        listener.close()
+        raise _unusable(host, port, error) from error
     return listener
+
+
+def check_certificate(settings: GatewaySettings) -> None:
+    """Raise ``ConfigError`` unless certificate and key fit each other, where there are any."""
+    if settings.ssl_certfile is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"{settings.ssl_certfile} and {settings.ssl_keyfile} cannot be used: {error}",
+            fix="Give a certificate chain and its key, both in PEM and without a password.",
+        ) from error
+
+
+def _unusable(host: str, port: int, error: OSError) -> PortInUse:
+    return PortInUse(
+        f"port {port} of {host} cannot be used: {error.strerror or error}",
+        fix="Choose another with --port, or 0 for any free one.",
+    )
 
 
 async def _serve(settings: GatewaySettings, listener: socket.socket, drain: Drain) -> None:

@@ -129,11 +129,21 @@ def chat_job(
         structured = _force(choice, structured, is_parallel=parallel_tool_calls)
     return ChatJob(
         prompt=prompt,
-        prompt_ids=tuple(tokenizer.encode(prompt, add_special_tokens=False)),
+        prompt_ids=tuple(tokenizer.encode(_valid(prompt), add_special_tokens=False)),
         structured=structured,
         choice=choice,
         formats=formats or ChatFormats.of(tokenizer.chat_template),
     )
+
+
+def _valid(prompt: str) -> str:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            "messages: a text has half of a surrogate pair", field="messages"
+        ) from error
+    return prompt
 
 
 def _force(

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from tidemill.gateway.call import CurrentCall
 from tidemill.gateway.chatting import continued
-from tidemill.gateway.checks import refuse
+from tidemill.gateway.checks import refuse, valid_text
 from tidemill.gateway.openai_models.tokenize import (
     Detokenized,
     DetokenizeRequest,
@@ -73,7 +73,8 @@ async def tokenizer_info(call: CurrentCall, model: str | None = None) -> Tokeniz
 def _encode(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     if body.prompt is not None:
         return tokenizer.encode(
-            body.prompt, add_special_tokens=body.add_special_tokens is not False
+            valid_text("prompt", body.prompt),
+            add_special_tokens=body.add_special_tokens is not False,
         )
     job = chat_job(
         tokenizer,
