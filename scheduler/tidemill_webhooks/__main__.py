@@ -2,8 +2,10 @@
 
 import contextlib
 import logging
+import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from tidemill.protocol.errors import ConfigError, TidemillError
 from tidemill.protocol.ids import new_ulid
@@ -22,6 +24,8 @@ _log = logging.getLogger("tidemill_webhooks")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Work until SIGTERM; returns the exit status: 1 an error that may pass, 2 one that lasts."""
     exit_with_parent()
+    # Until RQ listens to it: who said that it is there must say goodbye.
+    signal.signal(signal.SIGTERM, _leave)
     try:
         service = load_config()
         setup_logging(service.log_level, "webhooks")
@@ -30,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error.one_line()}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    sys.exit(0)
 
 
 def serve(config: WorkerConfig, *, burst: bool = False) -> None:
