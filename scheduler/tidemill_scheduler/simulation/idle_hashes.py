@@ -1,8 +1,9 @@
 """Hashes in a simulated cache that no sequence holds, in the order in which they are evicted."""
 
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 
 class IdleHashes:
@@ -18,8 +19,8 @@ class IdleHashes:
 
     def __init__(self, most_watched: int) -> None:
         self._most_watched = most_watched
-        self._batch: OrderedDict[int, None] = OrderedDict()
-        self._watched: OrderedDict[int, None] = OrderedDict()
+        self._batch: dict[int, None] = {}
+        self._watched: dict[int, None] = {}
         # Idle or not: what was watched when it was let go of, and did not fall back since.
         self._marks: set[int] = set()
 
@@ -50,9 +51,11 @@ class IdleHashes:
     def pop(self, count: int) -> list[int]:
         """Take out those that are evicted next."""
         num_batch = min(count, len(self._batch))
-        popped = [self._batch.popitem(last=False)[0] for _ in range(num_batch)]
-        popped += [self._watched.popitem(last=False)[0] for _ in range(count - num_batch)]
-        self._marks.difference_update(popped[num_batch:])
+        popped = pop_first(self._batch, num_batch)
+        if count > num_batch:
+            watched = pop_first(self._watched, count - num_batch)
+            self._marks.difference_update(watched)
+            popped += watched
         return popped
 
     def forget(self, digests: Sequence[int]) -> None:
@@ -60,7 +63,16 @@ class IdleHashes:
         self._marks.difference_update(digests)
 
     def _fall_back(self) -> None:
-        while len(self._watched) > self._most_watched:
-            digest = self._watched.popitem(last=False)[0]
-            self._marks.remove(digest)
-            self._batch[digest] = None
+        num_over = len(self._watched) - self._most_watched
+        if num_over > 0:
+            fallen = pop_first(self._watched, num_over)
+            self._marks.difference_update(fallen)
+            self._batch.update(dict.fromkeys(fallen))
+
+
+def pop_first(ordered: dict[int, None], count: int) -> list[int]:
+    """Take out the ``count`` keys that came first."""
+    # All at once: whatever was deleted at the front of a dict is passed over again each time.
+    popped = list(islice(ordered, count))
+    deque(map(ordered.__delitem__, popped), maxlen=0)
+    return popped

@@ -1,11 +1,11 @@
 """A worker's paged KV cache with prefix reuse, at the grain of routing hashes."""
 
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from tidemill.protocol.prefix import ROUTING_STRIDE
-from tidemill_scheduler.simulation.idle_hashes import IdleHashes
+from tidemill_scheduler.simulation.idle_hashes import IdleHashes, pop_first
 
 #: Share of the blocks that idle prefixes may take before what only batch sequences held.
 WATCHED_SHARE = 0.5
@@ -32,7 +32,7 @@ class KvCache:
         self._present: set[int] = set()
         self._idle = IdleHashes(int(WATCHED_SHARE * capacity) // ROUTING_STRIDE)
         # Idle hashes that jobs wait for: by the hinted one, the chain up to it once it was seen.
-        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._kept: dict[int, None] = {}
         self._hinted: dict[int, tuple[int, ...]] = {}
         self._protected: set[int] = set()
         self._stored: list[int] = []
@@ -136,7 +136,7 @@ class KvCache:
         stored, evicted = self._stored, self._evicted
         self._stored, self._evicted = [], []
         if stored and evicted:
-            both = set(stored) & set(evicted)
+            both = set(stored).intersection(evicted)
             if both:
                 stored = [d for d in stored if d not in both or d in self._present]
                 evicted = [d for d in evicted if d not in both]
@@ -191,6 +191,6 @@ class KvCache:
             self.version += 1
 
     def _pop_kept(self, count: int) -> list[int]:
-        popped = [self._kept.popitem(last=False)[0] for _ in range(count)]
+        popped = pop_first(self._kept, count)
         self._idle.forget(popped)
         return popped
