@@ -192,10 +192,10 @@ def measure_idle(url: str, num: int) -> tuple[float, float]:
         deadline = time.monotonic() + 300
         while len(process.net_connections()) < num and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
-        # Their requests are through after a while; what they take from then on is for waiting.
-        await asyncio.sleep(5.0)
+        # By then they look for news as seldom as they ever do.
+        await asyncio.sleep(25.0)
         cpu, started = _cpu(process), time.perf_counter()
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(20.0)
         share = (_cpu(process) - cpu) / (time.perf_counter() - started)
         grown = process.memory_info().rss - before
         for task in tasks:
