@@ -107,8 +107,13 @@ async def test_a_wrong_request_is_refused_by_its_field(
     assert refused.value.field == field
 
 
-async def test_every_endpoint_of_batches_is_known(translator: OpenAITranslator) -> None:
-    for endpoint in ENDPOINTS:
-        body = {"model": "absent", "prompt": "a", "input": "a", "messages": [{"role": "user"}]}
-        with pytest.raises(UnknownModel):
-            await translator.translate(endpoint, body)
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+async def test_every_endpoint_of_batches_is_known(
+    translator: OpenAITranslator, endpoint: str
+) -> None:
+    body = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
+        "/v1/completions": {"prompt": "hello"},
+    }.get(endpoint, {"input": "hello"})
+    with pytest.raises(UnknownModel):
+        await translator.translate(endpoint, {"model": "absent", **body})
