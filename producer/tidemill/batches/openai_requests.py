@@ -8,15 +8,16 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from tidemill.batches.embedding_requests import plan_embeddings
 from tidemill.batches.translation import Translated
 from tidemill.gateway.answering import Plan
 from tidemill.gateway.call import Call
 from tidemill.gateway.chatting import plan_chat
 from tidemill.gateway.completing import plan_completion
+from tidemill.gateway.embedding import plan_embeddings
 from tidemill.gateway.identity import Identity
 from tidemill.gateway.openai_models.chat import ChatRequest
 from tidemill.gateway.openai_models.completions import CompletionRequest
+from tidemill.gateway.openai_models.embeddings import EmbeddingRequest
 from tidemill.gateway.shaping.envelope import Envelope, fingerprint_of, usage_of
 from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import InvalidRequest
@@ -55,7 +56,9 @@ class OpenAITranslator:
         return _of_plan(await plan_completion(self._call(body), _parsed(CompletionRequest, body)))
 
     async def _embeddings(self, body: Body) -> Translated:
-        return await plan_embeddings(self._state.producer(self._identity.tenant), body)
+        producer = self._state.producer(self._identity.tenant)
+        plan = await plan_embeddings(producer, _parsed(EmbeddingRequest, body))
+        return Translated(plan.specs, plan.body, "input")
 
     def _call(self, body: Body) -> Call:
         length = str(len(orjson.dumps(body))).encode()

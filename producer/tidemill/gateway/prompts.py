@@ -18,9 +18,7 @@ LONG_CHARS = 16 * 1024
 TextOrIds = str | tuple[int, ...]
 
 
-def prompts_of(
-    prompt: Any, *, field: str = "prompt", limit: int = MAX_PROMPTS
-) -> list[TextOrIds]:
+def prompts_of(prompt: Any, *, field: str = "prompt", limit: int = MAX_PROMPTS) -> list[TextOrIds]:
     """Return the prompts, ``limit`` at most, that a field stands for; raises ``InvalidRequest``."""
     if isinstance(prompt, str):
         return [valid_text(field, prompt)]
