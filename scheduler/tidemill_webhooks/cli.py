@@ -46,7 +46,6 @@ EndpointId = Annotated[str, typer.Argument(metavar="ENDPOINT", help="Such as we_
 SecretOption = Annotated[
     str | None,
     typer.Option(
-        envvar="TIDEMILL_NEW_WEBHOOK_SECRET",
         help="whsec_ and base64 of 24 to 64 bytes. Default: a random one.",
     ),
 ]

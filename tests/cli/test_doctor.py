@@ -363,6 +363,22 @@ def test_delayed_jobs_are_counted_with_those_that_have_pointers(
     assert queued_differences(counts, waiting, num_delayed, complete=complete) == expected
 
 
+def test_webhooks_that_nobody_delivers_are_told(redis_client: redis.Redis, redis_url: str) -> None:
+    assert run_doctor(redis_url)[1]["webhooks"]["level"] == "ok"
+    now = shard.server_ms(redis_client)
+    redis_client.zadd(KEYS.due_deliveries, {"evt_1-we_1": now + 3_600_000})
+    redis_client.xadd(KEYS.outbox, {"j": "job"})
+    told = run_doctor(redis_url)[1]["webhooks"]
+    assert told["level"] == "ok"
+    assert told["finding"] == "1 ends to tell, 1 deliveries on their way"
+    redis_client.zadd(KEYS.due_deliveries, {"evt_1-we_1": now - 600_000})
+    told = run_doctor(redis_url)[1]["webhooks"]
+    assert told["level"] == "warning" and "late by 10 min" in told["finding"]
+    redis_client.delete(KEYS.due_deliveries, KEYS.outbox)
+    redis_client.xadd(KEYS.outbox, {"j": "job"}, id=f"{now - 600_000}-0")
+    assert run_doctor(redis_url)[1]["webhooks"]["level"] == "warning"
+
+
 LOST_WITHOUT = {"queued": "pointer", "delayed": "time", "running": "lease"}
 
 

@@ -6,6 +6,8 @@ from tidemill.service.diagnosis.shard_facts import LONG_PENDING_MS, ShardFacts
 
 #: What a leader that has just taken over may still owe: a lease of grace and a pass.
 _OVERDUE_FAILURE_MS = 30_000
+#: What a lease of an attempt, and a queue of them, may take.
+_HOOKS_LATE_MS = 120_000
 #: A job that waits longer than this is worth a look, by priority class.
 _LONG_WAIT_MS = {"p0": 60_000, "p1": 3_600_000, "p2": 86_400_000}
 
@@ -20,6 +22,7 @@ def check_shard_facts(facts: ShardFacts) -> list[Finding]:
         _delayed(facts),
         _pending(facts),
         _front_door(facts),
+        _webhooks(facts),
         _counters(facts),
         _dead_letters(facts),
         _old_functions(facts),
@@ -125,6 +128,20 @@ def _front_door(facts: ShardFacts) -> Finding:
         f" for {duration(front.oldest_ms)}: {', '.join(front.examples)}",
         "They wait for room, a rate or a model: see `tidemill tenant list` and `tidemill status`;"
         " if for none of these, the scheduler's log tells what fails.",
+    )
+
+
+def _webhooks(facts: ShardFacts) -> Finding:
+    hooks = facts.hooks
+    finding = f"{hooks.num_events} ends to tell, {hooks.num_deliveries} deliveries on their way"
+    late = max(hooks.event_ms or 0, hooks.overdue_ms or 0)
+    if late < _HOOKS_LATE_MS:
+        return ok("webhooks", finding)
+    return warning(
+        "webhooks",
+        f"{finding}, the oldest is late by {duration(late)}",
+        "The leading scheduler delivers them: see its log, and for slow receivers add"
+        " `tidemill webhooks worker`.",
     )
 
 

@@ -48,6 +48,20 @@ class FrontFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class HookFacts:
+    """Ends that are to be told by webhook, and deliveries on their way.
+
+    ``event_ms`` is how long the oldest end has waited, ``overdue_ms`` how long ago the first
+    delivery should have been tried, negative while none should; None if there is none.
+    """
+
+    num_events: int
+    event_ms: int | None
+    num_deliveries: int
+    overdue_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ShardFacts:
     """What one shard holds; times in ms of the server's clock.
 
@@ -73,6 +87,7 @@ class ShardFacts:
     miscounts: Mapping[str, int]
     damage: Damage
     front: FrontFacts
+    hooks: HookFacts
 
     @property
     def num_queued(self) -> int:
@@ -118,6 +133,7 @@ def read_shard(client: redis.Redis, keys: ShardKeys) -> ShardFacts:
         miscounts=read_miscounts(client, keys),
         damage=read_damage(client, keys),
         front=_read_front(client, keys),
+        hooks=_read_hooks(client, keys, now),
     )
 
 
@@ -134,6 +150,20 @@ def _read_front(client: redis.Redis, keys: ShardKeys) -> FrontFacts:
         oldest_ms=max((entry["time_since_delivered"] for entry in late), default=0),
         examples=tuple(entry["message_id"].decode() for entry in late[:3]),
     )
+
+
+def _read_hooks(client: redis.Redis, keys: ShardKeys, now: int) -> HookFacts:
+    num_events, first, num_deliveries, due = read(
+        client,
+        [
+            ("XLEN", keys.outbox),
+            ("XRANGE", keys.outbox, "-", "+", "COUNT", 1),
+            ("ZCARD", keys.due_deliveries),
+            ("ZRANGE", keys.due_deliveries, 0, 0, "WITHSCORES"),
+        ],
+    )
+    age = _age(now, first[0][0]) if first else None
+    return HookFacts(int(num_events), age, int(num_deliveries), _past(now, due))
 
 
 def _past(now: int, first: Sequence[bytes]) -> int | None:
