@@ -14,9 +14,11 @@ from tidemill.protocol.structured import StructuredOutput
 from tidemill.service.grammar import grammar_of, limits, refusal
 from tidemill.service.tokenizer import Tokenizer
 from tidemill_gpuworker.structured_output.grammar_guide import GrammarGuide
+from tidemill_gpuworker.structured_output.trial import GrammarTrial, Vocabulary
 from tidemill_gpuworker.structured_output.vocabulary import vocabulary_of
 
-MAX_COMPILE_SECONDS = 10.0
+#: By the clock, the wait for a trial of another grammar included.
+MAX_COMPILE_SECONDS = 60.0
 MAX_CACHED_GRAMMARS = 256
 _NUM_THREADS = 2
 
@@ -73,19 +75,21 @@ class Compilation:
 class GrammarCompiler:
     """Compiles each constraint once and keeps the last ones; used by the step loop's thread alone.
 
-    A thread cannot be stopped, so the limit on the time only tells when to stop waiting; limits
-    on the work within llguidance end it.
+    A thread cannot be stopped, so each grammar goes through a ``trial`` first, a process that can
+    be; the limit on the time here only tells when to stop waiting.
     """
 
     def __init__(
         self,
         vocabulary: LLTokenizer,
         *,
+        trial: GrammarTrial | None = None,
         limit_seconds: float = MAX_COMPILE_SECONDS,
         build: Callable[[StructuredOutput], LLMatcher] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._vocabulary = vocabulary
+        self._trial = trial
         self._limit_seconds = limit_seconds
         self._build = build or self._compiled
         self._clock = clock
@@ -108,9 +112,15 @@ class GrammarCompiler:
     def close(self) -> None:
         """Start no more compilations; those that run end by their limits."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._trial is not None:
+            self._trial.close()
 
     def _compiled(self, structured: StructuredOutput) -> LLMatcher:
-        matcher = LLMatcher(self._vocabulary, grammar_of(structured), log_level=0, limits=limits())
+        grammar = grammar_of(structured)
+        complaint = self._trial.complaint(grammar) if self._trial is not None else ""
+        if complaint:
+            raise refusal(structured, complaint)
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits())
         # The first mask is the dearest, and finds what is too complex from the start.
         if not matcher.is_error():
             matcher.compute_bitmask()
@@ -122,4 +132,7 @@ class GrammarCompiler:
 def grammar_compiler(tokenizer: Tokenizer, vocab_size: int) -> GrammarCompiler | None:
     """Return a compiler for a model with ``vocab_size`` logits; None if it cannot have one."""
     vocabulary = vocabulary_of(tokenizer, vocab_size)
-    return None if vocabulary is None else GrammarCompiler(vocabulary)
+    if vocabulary is None:
+        return None
+    described = Vocabulary(tokenizer.raw.to_str(), vocab_size, list(tokenizer.eos_token_ids))
+    return GrammarCompiler(vocabulary, trial=GrammarTrial(described))
