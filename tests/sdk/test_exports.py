@@ -46,7 +46,7 @@ def test_every_error_a_caller_can_meet_is_exported() -> None:
     internal = {"FencingError", "StaleEpoch", "StaleFence"}
     elsewhere = {
         *("BrokerNotFound", "DataDirectoryInUse", "PortInUse", "EngineFailed", "NoTokenLeft"),
-        "SimulationFailed",
+        *("CannotGoOn", "GrammarTooComplex", "SimulationFailed"),
         *("AccessDenied", "Unauthenticated", "Forbidden", "RequestTooLarge"),
         *("ModelError", "ModelNotFound", "DamagedModel", "UnsafeModel", "UnsupportedModel"),
     }

@@ -1,63 +1,20 @@
 """Jobs wait for their grammars outside the engine, and nobody waits for them."""
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import cast
 
 import pytest
 from llguidance import LLMatcher
 
-from support.guided_engine import NoisyRunner, noisy_engine
-from support.tiny_tokenizers import byte_level_tokenizer
-from tidemill.protocol.calls import JobRef
-from tidemill.protocol.messages import GenerateRequest
-from tidemill.protocol.prefix import salt_keys
-from tidemill.protocol.sampling import SamplingParams
+from support.grammar_stage import VOCABULARY, GrammarStage, Record
+from support.guided_engine import NoisyRunner
 from tidemill.protocol.structured import StructuredOutput
 from tidemill.service.grammar import grammar_of
-from tidemill_gpuworker.engine.engine import Engine
-from tidemill_gpuworker.shell.claims import Claim
 from tidemill_gpuworker.shell.job_runner import JobRunner
-from tidemill_gpuworker.shell.jobs import Job
-from tidemill_gpuworker.shell.outbox import Generated, Update
 from tidemill_gpuworker.shell.publisher import Publisher
 from tidemill_gpuworker.structured_output.compiler import GrammarCompiler
 from tidemill_gpuworker.structured_output.desk import GrammarDesk
-from tidemill_gpuworker.structured_output.vocabulary import vocabulary_of
-
-TOKENIZER = byte_level_tokenizer()
-VOCAB_SIZE = TOKENIZER.vocab_size
-VOCABULARY = vocabulary_of(TOKENIZER, VOCAB_SIZE)
-assert VOCABULARY is not None
-
-
-class Record:
-    """The publisher's part: remembers what it was told of each job."""
-
-    def __init__(self) -> None:
-        self.updates: dict[str, list[Update]] = {}
-
-    def open(self, job: Job, written: object) -> None:
-        self.updates.setdefault(job.job_id, [])
-
-    def num_tokens(self, job: Job | str) -> int:
-        job_id = job if isinstance(job, str) else job.job_id
-        return sum(len(update.ids) for update in self.updates[job_id])
-
-    def generated(self, job: Job, choice: int = 0) -> Generated:
-        told = self.updates[job.job_id]
-        ids = [token_id for update in told for token_id in update.ids]
-        return Generated(ids, sum(len(update.text) for update in told))
-
-    def publish(self, updates: list[Update]) -> None:
-        for update in updates:
-            self.updates[update.job_id].append(update)
-
-    def text(self, job_id: str) -> str:
-        return "".join(update.text for update in self.updates[job_id])
-
-    def end(self, job_id: str) -> Any:
-        return next((u.end for u in self.updates[job_id] if u.end is not None), None)
 
 
 class SlowCompiler:
@@ -73,50 +30,18 @@ class SlowCompiler:
         self.has_begun.set()
         assert self.may_end.wait(20)
         self.num_built += 1
-        assert VOCABULARY is not None
         return LLMatcher(VOCABULARY, grammar_of(structured))
 
     def clock(self) -> float:
         return self.now
 
 
-class Stage:
+class Stage(GrammarStage):
     """A job runner whose compiler is held back."""
 
     def __init__(self) -> None:
-        assert VOCABULARY is not None
         self.slow = SlowCompiler()
-        self.compiler = GrammarCompiler(
-            VOCABULARY, build=self.slow.build, clock=self.slow.clock, limit_seconds=10
-        )
-        self.woken = threading.Event()
-        self.engine: Engine = noisy_engine(TOKENIZER, VOCAB_SIZE)
-        self.record = Record()
-        self.runner = JobRunner(
-            self.engine,
-            cast(Publisher, self.record),
-            lambda job, reason: None,
-            grammars=GrammarDesk(self.compiler, wake=self.woken.set),
-        )
-
-    def admit(self, job_id: str, regex: str | None = None, num_tokens: int = 30) -> Claim:
-        structured = None if regex is None else StructuredOutput(regex=regex)
-        params = SamplingParams(max_tokens=num_tokens, ignore_eos=regex is None)
-        request = GenerateRequest(
-            model="m", prompt_ids=(1, 2, 3), params=params, structured=structured
-        )
-        job = Job(JobRef(job_id, "q"), 1)
-        claim = Claim(job, request, (1, 2, 3), 0, salt_keys(b"salt", None))
-        self.runner.admit(claim)
-        return claim
-
-    def run_until(self, holds: Callable[[], bool]) -> None:
-        for _ in range(300):
-            if holds():
-                return
-            assert self.runner.can_step
-            self.runner.step()
-        raise AssertionError("it never holds")
+        super().__init__(self.slow.build, self.slow.clock)
 
     def let_compile(self) -> None:
         self.slow.may_end.set()
@@ -181,7 +106,6 @@ def test_a_job_whose_grammar_takes_too_long_fails_for_good(stage: Stage) -> None
 
 
 def test_an_unsupported_constraint_fails_its_job_alone(stage: Stage) -> None:
-    assert VOCABULARY is not None
     compiler = GrammarCompiler(VOCABULARY)
     woken = threading.Event()
     stage.runner._grammars = GrammarDesk(compiler, wake=woken.set)

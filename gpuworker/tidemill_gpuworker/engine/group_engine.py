@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from tidemill.protocol.errors import NoTokenLeft
+from tidemill.protocol.errors import CannotGoOn
 from tidemill_gpuworker.engine.beam_group import BeamEngine, BeamGroup
 from tidemill_gpuworker.engine.choice_group import ChoiceGroup
 from tidemill_gpuworker.shell.kind_work import JobEngine, Work, WorkOutput
@@ -51,8 +51,8 @@ class GroupEngine:
         """Run one step; if it raises, abort all jobs and add them again."""
         try:
             outputs = self.inner.step()
-        except NoTokenLeft as error:
-            raise NoTokenLeft(tuple(dict.fromkeys(map(self._job_of, error.seq_ids)))) from error
+        except CannotGoOn as error:
+            raise error.of(tuple(dict.fromkeys(map(self._job_of, error.seq_ids)))) from error
         told: list[WorkOutput] = []
         for output in outputs:
             told += self._take(output)

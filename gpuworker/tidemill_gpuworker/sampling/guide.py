@@ -19,7 +19,8 @@ class TokenMask(Protocol):
         """Write which tokens may come next.
 
         ``row`` is int32 [ceil(vocabulary / 32)] on the CPU; bit ``t % 32`` of word ``t // 32`` is
-        token ``t``'s, 1 if it may come, as llguidance and xgrammar lay it out.
+        token ``t``'s, 1 if it may come, as llguidance and xgrammar lay it out.  Raises
+        ``GrammarTooComplex``.
         """
 
 
@@ -41,4 +42,7 @@ class Guide(TokenMask, Protocol):
         """Take back the last tokens that were accepted."""
 
     def accept(self, token_id: int) -> None:
-        """Advance by a token that was generated; raises ``ValueError`` if it may not come."""
+        """Advance by a token that was generated; raises ``ValueError`` if it may not come.
+
+        Where that costs too much, ``fill_mask`` says so: the token has been told by then.
+        """

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tidemill.protocol.errors import GrammarTooComplex
 from tidemill_gpuworker.sampling.sampling_row import SamplingRow, SamplingState
 
 _NOTHING = float("-inf")
@@ -76,17 +77,25 @@ def add_bias(logits: torch.Tensor, edited: Several[Edited]) -> None:
 
 
 def apply_guides(logits: torch.Tensor, edited: Several[Edited]) -> None:
-    """Forbid what the guides do not allow next."""
-    guided = [(place, row.guide) for place, row, _ in edited if row.guide is not None]
+    """Forbid what the guides do not allow next; raises ``GrammarTooComplex`` with the row's id."""
+    guided = [(place, row) for place, row, _ in edited if row.guide is not None]
     if not guided:
         return
     vocab = logits.shape[1]
     masks = torch.zeros(len(guided), -(-vocab // _MASK_BITS), dtype=torch.int32)
-    for mask, (_, guide) in zip(masks, guided, strict=True):
-        guide.fill_mask(mask)
+    for mask, (_, row) in zip(masks, guided, strict=True):
+        _fill(mask, row)
     places = torch.tensor([place for place, _ in guided], device=logits.device)
     is_forbidden = ~unpack_mask(masks.to(logits.device), vocab)
     logits[places] = logits[places].masked_fill(is_forbidden, _NOTHING)
+
+
+def _fill(mask: torch.Tensor, row: SamplingRow) -> None:
+    assert row.guide is not None
+    try:
+        row.guide.fill_mask(mask)
+    except GrammarTooComplex as error:
+        raise error.of((row.seq_id,)) from error
 
 
 def unpack_mask(masks: torch.Tensor, vocab: int) -> torch.Tensor:

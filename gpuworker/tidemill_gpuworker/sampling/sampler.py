@@ -60,8 +60,8 @@ class Sampler:
     def sample(self, logits: torch.Tensor, rows: Several[SamplingRow]) -> list[SampledToken]:
         """Return the next token of each row; ``logits`` is float32 [len(rows), vocab].
 
-        Raises ``ArithmeticError`` if a row has no usable logit, that is, the model broke down, and
-        ``NoTokenLeft`` if the parameters of rows leave no token.
+        Raises ``ArithmeticError`` if a row has no usable logit, that is, the model broke down,
+        ``NoTokenLeft`` if the parameters of rows leave no token, and ``GrammarTooComplex``.
         """
         touched = self._touched(rows, logits.device)
         index = torch.tensor([each.place for each in touched], device=logits.device).long()

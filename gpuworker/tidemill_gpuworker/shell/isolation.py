@@ -27,7 +27,7 @@ class _Record:
     @property
     def is_clean(self) -> bool:
         """Whether the last failure may be forgotten; each one asks for twice as much as before."""
-        return self.num_kept >= 2 ** max(0, self.num_failures - 1)
+        return self.num_kept >= 1 << max(0, self.num_failures - 1)
 
     def note_failure(self) -> None:
         """Count a failure."""
@@ -112,7 +112,8 @@ class Isolation:
         for job_id in kept:
             if (record := self._records.get(job_id)) is not None:
                 record.note_kept()
-        if self._trial in progressed and self._is_cleared(self._trial):
+        trial = self._trial
+        if trial is not None and trial in progressed and self._is_cleared(trial):
             self._trial = None
 
     def _is_cleared(self, job_id: str) -> bool:

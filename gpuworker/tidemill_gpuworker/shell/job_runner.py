@@ -6,7 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tidemill.protocol.errors import EngineFailed, NoTokenLeft, TidemillError
+from tidemill.protocol.errors import (
+    CannotGoOn,
+    EngineFailed,
+    GrammarTooComplex,
+    TidemillError,
+)
 from tidemill.protocol.messages import FinishedSequence, JobEnd, Usage
 from tidemill.protocol.states import FinishReason, JobState
 from tidemill.protocol.structured import StructuredOutput
@@ -134,8 +139,8 @@ class JobRunner:
             self._enter(trial)
         try:
             outputs = self._engine.step()
-        except NoTokenLeft as error:
-            self._fail_hopeless(error)
+        except CannotGoOn as error:
+            self._end_stuck(error)
             return
         except EngineFailed as error:
             _log.error("%s", error)
@@ -169,6 +174,7 @@ class JobRunner:
             self._running.pop(job_id, None)
             self._in_engine.pop(job_id, None)
             self._isolation.discard(job_id)
+            self._grammars.discard(job_id)
             self._depart(job_id, output.seq)
         return Update(
             job_id,
@@ -213,6 +219,8 @@ class JobRunner:
         try:
             self._engine.add(self._work(claim, *generated))
             self._in_engine[job_id] = None
+        except GrammarTooComplex as error:
+            self._end_stuck(error.of((job_id,)))
         except Exception as error:
             # The outermost frame of one job, as in ``step``: its output cannot be replayed.
             if not isinstance(error, TidemillError):
@@ -258,12 +266,28 @@ class JobRunner:
             )
         )
 
-    def _fail_hopeless(self, error: NoTokenLeft) -> None:
+    def _end_stuck(self, error: CannotGoOn) -> None:
         # The step never happened, and nobody else has a part in its failure.
         for job_id in error.seq_ids:
+            if isinstance(error, GrammarTooComplex) and self._begin_alone(job_id):
+                continue
             job = self._running[job_id].claim.job
             self._remove(job_id)
-            self._fail(job, failure_of(error, "no token is left"))
+            self._fail(job, failure_of(error, "the answer cannot go on"))
+
+    def _begin_alone(self, job_id: str) -> bool:
+        # Jobs of the same grammar add to what it holds; alone it shows who is too complex.
+        running = self._running[job_id]
+        assert running.grammar is not None, "it became too complex"
+        grammar = self._grammars.compile_alone(job_id, running.grammar)
+        if grammar is None:
+            return False
+        running.grammar = grammar
+        self._isolation.discard(job_id)
+        self._leave(job_id)
+        if grammar.is_settled:
+            self._let_in(job_id)
+        return True
 
     def _recover(self, error: Exception) -> None:
         in_engine = list(self._in_engine)

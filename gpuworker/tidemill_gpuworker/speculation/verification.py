@@ -8,7 +8,7 @@ on what was guessed.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tidemill.protocol.errors import NoTokenLeft
+from tidemill.protocol.errors import CannotGoOn
 from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.sampling.sampled_token import SampledToken
 from tidemill_gpuworker.speculation.draft_row import DraftRow
@@ -36,7 +36,7 @@ def sample_drafted(
     rows = [row for item in items for row in _rows_of(item)]
     try:
         tokens = sampler.sample(logits, rows)
-    except (ArithmeticError, NoTokenLeft):
+    except (ArithmeticError, CannotGoOn):
         # Perhaps only behind something wrong, where nobody would have come.
         return [(token,) for token in _without_drafts(sampler, logits, items)]
     return list(_split(tokens, items))

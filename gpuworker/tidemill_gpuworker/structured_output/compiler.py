@@ -24,16 +24,27 @@ _NUM_THREADS = 2
 
 
 class Compilation:
-    """A grammar that is compiled, or will be; shared by all sequences of one constraint."""
+    """A grammar that is compiled, or will be; shared by all sequences of one constraint.
+
+    ``submit`` has the compilation run on some thread.  What one sequence makes the grammar's lexer
+    work out stays, for all of them: together they may use up what it can hold.
+    """
 
     def __init__(
-        self, structured: StructuredOutput, limit_seconds: float, clock: Callable[[], float]
+        self,
+        structured: StructuredOutput,
+        submit: Callable[[Callable[[], LLMatcher]], Future[LLMatcher]],
+        build: Callable[[StructuredOutput], LLMatcher],
+        *,
+        limit_seconds: float,
+        clock: Callable[[], float],
     ) -> None:
-        self._structured = structured
+        self.structured = structured
+        self._build = build
         self._limit_seconds = limit_seconds
         self._clock = clock
         self._started: float | None = None
-        self.future: Future[LLMatcher]
+        self.future = submit(self._run)
 
     @property
     def is_settled(self) -> bool:
@@ -44,21 +55,20 @@ class Compilation:
         """Return a new guide that has accepted ``token_ids``, the output of an earlier attempt.
 
         Raises ``InvalidRequest`` if the grammar cannot be enforced, took too long, or does not
-        allow these tokens.
+        allow these tokens; ``GrammarTooComplex`` if it cannot take them any more.
         """
         if not self.future.done():
             raise self._error(f"it took more than {self._limit_seconds:g} s to compile")
-        guide = GrammarGuide(self.future.result().deep_copy(), self._field)
+        guide = GrammarGuide(self.future.result(), self._field)
         try:
             guide.replay(token_ids)
         except ValueError as error:
             raise self._error("the tokens of an earlier attempt do not follow it") from error
         return guide
 
-    def run(self, build: Callable[[StructuredOutput], LLMatcher]) -> LLMatcher:
-        """Compile, on a thread of the pool."""
+    def _run(self) -> LLMatcher:
         self._started = self._clock()
-        return build(self._structured)
+        return self._build(self.structured)
 
     @property
     def _is_overdue(self) -> bool:
@@ -66,7 +76,7 @@ class Compilation:
 
     @property
     def _field(self) -> str:
-        return f"structured.{self._structured.constraint}"
+        return f"structured.{self.structured.constraint}"
 
     def _error(self, what: str) -> InvalidRequest:
         return InvalidRequest(f"{self._field}: {what}", field=self._field, fix="Make it simpler.")
@@ -98,16 +108,30 @@ class GrammarCompiler:
 
     def compile(self, structured: StructuredOutput) -> Compilation:
         """Return the grammar of this constraint, from the cache or in the making."""
-        key = sha256(encode(structured)).digest()
+        key = _key(structured)
         found = self._cache.get(key)
         if found is None:
-            found = Compilation(structured, self._limit_seconds, self._clock)
-            found.future = self._pool.submit(found.run, self._build)
-            self._cache[key] = found
+            found = self._cache[key] = self._start(structured)
             if len(self._cache) > MAX_CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(key)
         return found
+
+    def compile_again(self, spent: Compilation) -> Compilation:
+        """Return the same grammar for one job alone; nobody is given ``spent`` from now on."""
+        key = _key(spent.structured)
+        if self._cache.get(key) is spent:
+            del self._cache[key]
+        return self._start(spent.structured)
+
+    def _start(self, structured: StructuredOutput) -> Compilation:
+        return Compilation(
+            structured,
+            self._pool.submit,
+            self._build,
+            limit_seconds=self._limit_seconds,
+            clock=self._clock,
+        )
 
     def close(self) -> None:
         """Start no more compilations; those that run end by their limits."""
@@ -127,6 +151,10 @@ class GrammarCompiler:
         if matcher.is_error():
             raise refusal(structured, matcher.get_error())
         return matcher
+
+
+def _key(structured: StructuredOutput) -> bytes:
+    return sha256(encode(structured)).digest()
 
 
 def grammar_compiler(tokenizer: Tokenizer, vocab_size: int) -> GrammarCompiler | None:

@@ -20,6 +20,8 @@ class GrammarDesk:
         self._compiler = compiler
         self._wake = wake
         self._waiting: dict[str, Compilation] = {}
+        # Jobs that share their grammar with nobody.
+        self._alone: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -40,7 +42,19 @@ class GrammarDesk:
                 field="structured",
                 fix="Use a model with a byte-level tokenizer; the worker's log names the reason.",
             )
-        compilation = self._compiler.compile(structured)
+        return self._wait_for(job_id, self._compiler.compile(structured))
+
+    def compile_alone(self, job_id: str, spent: Compilation) -> Compilation | None:
+        """Return a grammar of the job's own once the shared one has become too complex.
+
+        Perhaps others made it so.  None if the job had one of its own already.
+        """
+        if self._compiler is None or job_id in self._alone:
+            return None
+        self._alone.add(job_id)
+        return self._wait_for(job_id, self._compiler.compile_again(spent))
+
+    def _wait_for(self, job_id: str, compilation: Compilation) -> Compilation:
         if not compilation.is_settled:
             self._waiting[job_id] = compilation
             compilation.future.add_done_callback(lambda _: self._wake())
@@ -49,6 +63,7 @@ class GrammarDesk:
     def discard(self, job_id: str) -> None:
         """Forget a job; its grammar is compiled all the same."""
         self._waiting.pop(job_id, None)
+        self._alone.discard(job_id)
 
     def take_settled(self) -> list[str]:
         """Remove and return the jobs whose grammars are compiled, refused or overdue."""

@@ -8,7 +8,9 @@ TidemillError
 │   ├── BatchClosed              the batch takes no more jobs
 │   ├── ContextExceeded          prompt and answer do not fit into the model's context
 │   ├── RequestTooLarge          its body is longer than the gateway takes
-│   └── NoTokenLeft              what it allows and forbids leaves no token to choose
+│   └── CannotGoOn               an answer has come to where nothing can follow
+│       ├── NoTokenLeft          what it allows and forbids leaves no token to choose
+│       └── GrammarTooComplex    its grammar costs more than a step may
 ├── AccessDenied                 the caller may not do this
 │   ├── Unauthenticated          no API key, or one that is not known
 │   └── Forbidden                the key is known and does not allow it
@@ -47,8 +49,9 @@ TidemillError
     └── UnsupportedModel         an architecture or feature we do not run
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 
 class PartialResult(Protocol):
@@ -121,7 +124,17 @@ class RequestTooLarge(InvalidRequest):
     """The body of an HTTP request is longer than the gateway takes."""
 
 
-class NoTokenLeft(InvalidRequest):
+class CannotGoOn(InvalidRequest, ABC):
+    """The answers ``seq_ids`` cannot go on; the step never happened, and all others can."""
+
+    seq_ids: tuple[str, ...]
+
+    @abstractmethod
+    def of(self, seq_ids: tuple[str, ...]) -> Self:
+        """Return the same error of these answers."""
+
+
+class NoTokenLeft(CannotGoOn):
     """What the sequences ``seq_ids`` allow and forbid leaves them no token to choose."""
 
     def __init__(self, seq_ids: tuple[str, ...]) -> None:
@@ -131,6 +144,27 @@ class NoTokenLeft(InvalidRequest):
             fix="Look at allowed_token_ids, bad_words, min_tokens and the structure asked for.",
         )
         self.seq_ids = seq_ids
+
+    def of(self, seq_ids: tuple[str, ...]) -> Self:
+        """Return the same error of these answers."""
+        return type(self)(seq_ids)
+
+
+class GrammarTooComplex(CannotGoOn):
+    """The grammar of ``field`` costs more than a step may, behind what was answered so far."""
+
+    def __init__(self, field: str, reason: str, seq_ids: tuple[str, ...] = ()) -> None:
+        super().__init__(
+            f"{field}: it became too complex within the answer: {reason}",
+            field=field,
+            fix="Make it simpler.",
+        )
+        self.reason = reason
+        self.seq_ids = seq_ids
+
+    def of(self, seq_ids: tuple[str, ...]) -> Self:
+        """Return the same error of these answers."""
+        return type(self)(self.field, self.reason, seq_ids)
 
 
 class AccessDenied(TidemillError):
