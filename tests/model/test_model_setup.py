@@ -1,6 +1,8 @@
 """What the settings of a worker make of its engine, with a real model."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,44 @@ def test_logprobs_that_no_message_holds_are_refused_at_the_start(
     monkeypatch.setattr(model_setup, "MAX_MESSAGE_BYTES", 4096 + 512 * 14)
     with pytest.raises(ConfigError, match="those of 512 tokens do not fit"):
         load_model(config)
+
+
+def config_of(model_dir: Path, **settings: Any) -> WorkerConfig:
+    byte_level_tokenizer().raw.save(str(model_dir / "tokenizer.json"))
+    return WorkerConfig(
+        model_dir=model_dir,
+        served_model_name="tiny",
+        redis_url="redis://unused",
+        service=load_config(),
+        device="cpu",
+        **settings,
+    )
+
+
+def test_a_cache_smaller_than_the_context_shortens_it_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model_dir = save_tiny_model("llama-untied", tmp_path / "model")
+    with caplog.at_level(logging.WARNING):
+        served = load_model(config_of(model_dir, num_gpu_blocks_override=8))
+    assert served.card.max_model_len == 128
+    assert "it is served with --max-model-len 128" in caplog.text
+    # As a job without max_tokens: it ends where the cache does.
+    seq = make_seq([5] * 100, None)
+    served.engine.add(seq)
+    while served.engine.has_work:
+        served.engine.step()
+    assert seq.num_tokens <= 128
+    assert served.engine.step_scheduler.block_manager.usage == 0.0
+
+
+def test_a_context_that_was_asked_for_must_fit_into_the_cache(tmp_path: Path) -> None:
+    model_dir = save_tiny_model("llama-untied", tmp_path / "model")
+    with pytest.raises(ConfigError, match="max_model_len 129: the KV cache holds 128") as caught:
+        load_model(config_of(model_dir, num_gpu_blocks_override=8, max_model_len=129))
+    assert "Set --max-model-len to 128 or less" in caught.value.fix
+    served = load_model(config_of(model_dir, num_gpu_blocks_override=8, max_model_len=128))
+    assert served.card.max_model_len == 128
 
 
 def test_every_step_of_a_real_model_is_logged_and_bounded_in_time(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tidemill_gpuworker.engine.model_runner import ModelRunner
 from tidemill_gpuworker.engine.output_processor import OutputProcessor
 from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.engine.served_model import ServedModel
+from tidemill_gpuworker.loading.context_fit import fitting_context
 from tidemill_gpuworker.loading.model_choice import ModelSource, NativeSource, choose_model
 from tidemill_gpuworker.lora.adapters import Adapters
 from tidemill_gpuworker.lora.layers import AdaptableLayers
@@ -71,13 +72,36 @@ def _load_model(
     device: str,
     team: Team | None,
 ) -> ServedModel:
-    swap_space_bytes = _swap_space_bytes(config, device)
-    speculation = config.speculative_config
     source = choose_model(config.model_dir, config.model_impl)
-    max_model_len = config.max_model_len or source.model_config.max_model_len
     tokenizer = Tokenizer.from_directory(config.model_dir)
-    adaptable = _adaptable_layers(config, source)
-    runner = ModelRunner(
+    runner = _runner(config, source, device, team)
+    max_model_len = fitting_context(
+        runner.max_model_len, config.max_model_len, runner.num_blocks, config.block_size
+    )
+    _check_eos(config, runner, tokenizer)
+    _check_max_logprobs(config.max_logprobs, runner.model_config.vocab_size)
+    step_config = _step_config(config, device, max_model_len)
+    runner.warm_up()
+    adapters = None
+    if config.lora is not None:
+        adapters = Adapters(config.lora, runner.load_adapter, runner.check_adapter)
+    return ServedModel(
+        engine=_engine(config, step_config, runner, tokenizer, on_step),
+        tokenizer=tokenizer,
+        card=_card(config, runner, tokenizer, max_model_len),
+        info=_info(config, step_config, runner),
+        grammars=grammar_compiler(tokenizer, runner.model_config.vocab_size),
+        ranks=team,
+        adapters=adapters,
+    )
+
+
+def _runner(
+    config: WorkerConfig, source: ModelSource, device: str, team: Team | None
+) -> ModelRunner:
+    speculation = config.speculative_config
+    max_model_len = config.max_model_len or source.model_config.max_model_len
+    return ModelRunner(
         config.model_dir,
         device=device if team is None else device_of(device, 0),
         dtype=config.dtype,
@@ -86,7 +110,7 @@ def _load_model(
         num_blocks=config.num_gpu_blocks_override,
         kv_cache_bytes=_cache_bytes(config, device),
         memory_utilization=config.gpu_memory_utilization,
-        swap_space_bytes=swap_space_bytes,
+        swap_space_bytes=_swap_space_bytes(config, device),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=_step_tokens(config, device, max_model_len),
         num_drafted=speculation.num_speculative_tokens if speculation else 0,
@@ -95,23 +119,7 @@ def _load_model(
         source=source,
         quantization=config.quantization,
         followers=team or NO_FOLLOWERS,
-        adaptable=adaptable,
-    )
-    _check_eos(config, runner, tokenizer)
-    _check_max_logprobs(config.max_logprobs, runner.model_config.vocab_size)
-    step_config = _step_config(config, device, runner.max_model_len)
-    runner.warm_up()
-    adapters = None
-    if config.lora is not None:
-        adapters = Adapters(config.lora, runner.load_adapter, runner.check_adapter)
-    return ServedModel(
-        engine=_engine(config, step_config, runner, tokenizer, on_step),
-        tokenizer=tokenizer,
-        card=_card(config, runner, tokenizer),
-        info=_info(config, step_config, runner),
-        grammars=grammar_compiler(tokenizer, runner.model_config.vocab_size),
-        ranks=team,
-        adapters=adapters,
+        adaptable=_adaptable_layers(config, source),
     )
 
 
@@ -227,7 +235,7 @@ def _engine(
             tokenizer,
             seq.params,
             prompt_len=seq.num_prompt_tokens,
-            max_model_len=runner.max_model_len,
+            max_model_len=step_config.max_model_len,
             num_published_chars=seq.num_published_chars,
         )
 
@@ -237,17 +245,19 @@ def _engine(
         logprobs_mode=LogprobsMode(config.logprobs_mode),
     )
     speculation = config.speculative_config
-    drafter = Drafter(speculation, runner.max_model_len) if speculation else None
+    drafter = Drafter(speculation, step_config.max_model_len) if speculation else None
     scheduler = StepScheduler(step_config, blocks, drafter)
     return Engine(runner, sampler, scheduler, make_processor, on_step=on_step)
 
 
-def _card(config: WorkerConfig, runner: ModelRunner, tokenizer: Tokenizer) -> ModelCard:
+def _card(
+    config: WorkerConfig, runner: ModelRunner, tokenizer: Tokenizer, max_model_len: int
+) -> ModelCard:
     return ModelCard(
         name=config.served_model_name,
         revision=runner.revision,
         tokenizer_digest=tokenizer.digest,
-        max_model_len=runner.max_model_len,
+        max_model_len=max_model_len,
         vocab_size=runner.model_config.vocab_size,
         block_size=config.block_size,
         eos_token_ids=tokenizer.eos_token_ids,
