@@ -9,7 +9,13 @@ import transformers
 
 from support.lora_files import write_adapter
 from support.tiny_models import make_tiny_model
-from tidemill.protocol.errors import ConfigError, ModelNotFound, UnknownAdapter, UnsupportedModel
+from tidemill.protocol.errors import (
+    ConfigError,
+    DamagedModel,
+    ModelNotFound,
+    UnknownAdapter,
+    UnsupportedModel,
+)
 from tidemill_gpuworker.lora.adapter_files import AdapterFiles
 from tidemill_gpuworker.lora.adapters import Adapters
 from tidemill_gpuworker.lora.config import LoraConfig
@@ -61,6 +67,33 @@ def test_what_is_put_into_the_directory_is_found_and_what_is_taken_out_is_unknow
     assert adapters.rescan()
     with pytest.raises(UnknownAdapter, match="'first'"):
         adapters.get("first")
+
+
+@pytest.mark.parametrize("file", ["", "adapter_config.json", "adapter_model.safetensors"])
+def test_what_was_taken_out_a_moment_ago_is_unknown_too(
+    tmp_path: Path, write: Callable[..., Path], file: str
+) -> None:
+    write("stays")
+    leaves = write("leaves") / file
+    adapters = Adapters(LoraConfig(directory=tmp_path), Loads())
+
+    leaves.rename(tmp_path / ".gone")
+
+    with pytest.raises(UnknownAdapter, match="no adapter 'leaves'") as refusal:
+        adapters.get("leaves")
+    assert refusal.value.fix == "Known adapters: stays."
+    assert adapters.rescan()
+    assert names_of(adapters) == ["stays"]
+
+
+def test_an_adapter_that_was_damaged_a_moment_ago_says_so(
+    tmp_path: Path, write: Callable[..., Path]
+) -> None:
+    directory = write("one")
+    adapters = Adapters(LoraConfig(directory=tmp_path), Loads())
+    (directory / "adapter_config.json").write_text("no JSON")
+    with pytest.raises(DamagedModel, match="is not JSON"):
+        adapters.get("one")
 
 
 def test_a_changed_adapter_has_another_digest(tmp_path: Path, write: Callable[..., Path]) -> None:

@@ -105,14 +105,24 @@ class Adapters:
                 raise UnknownAdapter(name, sorted(self._found))
             loaded = self._loaded.get(name)
             if loaded is None or loaded.digest != found.digest:
-                # Read again, and not kept open: whoever writes to a mapped file breaks us.
-                loaded = self._load(name, self._read(found.path))
-                _log.info("loaded adapter %s: %.1f MiB", name, loaded.num_bytes / (1 << 20))
+                loaded = self._loaded_now(name, found)
             self._loaded[name] = loaded
             self._loaded.move_to_end(name)
             while len(self._loaded) > self._config.max_loras:
                 self._loaded.popitem(last=False)
             return loaded
+
+    def _loaded_now(self, name: str, found: _Found) -> LoadedAdapter:
+        try:
+            # Read again, and not kept open: whoever writes to a mapped file breaks us.
+            loaded = self._load(name, self._read(found.path))
+        except ModelError as error:
+            if _stamp(found.path) is not None:
+                raise
+            # Taken out since the last look.
+            raise UnknownAdapter(name, sorted(self._found.keys() - {name})) from error
+        _log.info("loaded adapter %s: %.1f MiB", name, loaded.num_bytes / (1 << 20))
+        return loaded
 
     def _look(self, path: Path) -> _Found | None:
         # What somebody is still copying, or does not fit, is passed over until it changes.
