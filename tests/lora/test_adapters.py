@@ -77,7 +77,7 @@ def test_what_was_taken_out_a_moment_ago_is_unknown_too(
     leaves = write("leaves") / file
     adapters = Adapters(LoraConfig(directory=tmp_path), Loads())
 
-    leaves.rename(tmp_path / ".gone")
+    leaves.rename(tmp_path.with_name(f"{tmp_path.name}-gone"))
 
     with pytest.raises(UnknownAdapter, match="no adapter 'leaves'") as refusal:
         adapters.get("leaves")
