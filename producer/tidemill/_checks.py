@@ -2,10 +2,7 @@
 
 from collections.abc import Mapping
 
-from pydantic import ValidationError
-
 from tidemill.protocol.errors import InvalidRequest
-from tidemill.protocol.messages import invalid_request
 
 #: Longer than any job lives.
 _MAX_TIMEOUT_SECONDS = 10**9
@@ -81,16 +78,6 @@ def shown(value: object) -> str:
         return str(value)[:40]
     except ValueError:
         return "a number of thousands of digits"
-
-
-def refusal(error: ValidationError) -> InvalidRequest:
-    """Return the error for what pydantic refused, naming the field."""
-    try:
-        return invalid_request(error)
-    except ValueError:  # a number too long to be shown
-        problem = error.errors(include_url=False)[0]
-        field = ".".join(map(str, problem["loc"]))
-        return InvalidRequest(f"{field}: {problem['msg']}", field=field)
 
 
 def _wrong_kind(name: str, value: object, wanted: str) -> InvalidRequest:

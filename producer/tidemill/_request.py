@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from pydantic import TypeAdapter, ValidationError
 
-from tidemill._checks import check_kinds, refusal, shown
+from tidemill._checks import check_kinds, shown
 from tidemill._structured import StructuredOptions, take_structured
 from tidemill._terms import TermOptions, take_terms
 from tidemill.protocol.calls import NewJob
 from tidemill.protocol.codec import MAX_ARRAY_LEN, MAX_MESSAGE_BYTES, encode
 from tidemill.protocol.errors import InvalidRequest, UnknownModel
 from tidemill.protocol.keys import RESERVED_KEYS
-from tidemill.protocol.messages import ChatMessage, GenerateRequest, JobTerms, ModelCard
+from tidemill.protocol.messages import (
+    ChatMessage,
+    GenerateRequest,
+    JobTerms,
+    ModelCard,
+    invalid_request,
+)
 from tidemill.protocol.requests import Request
 from tidemill.protocol.sampling import RepetitionDetection, SamplingParams
 from tidemill.protocol.values import Tenant
@@ -186,7 +192,7 @@ def make_draft(prompt: Prompt, options: JobOptions, tenant: str) -> Draft:
             **own,
         )
     except ValidationError as error:
-        raise refusal(error) from error
+        raise invalid_request(error) from error
     body = checked_size(request)
     # The same key with other terms is another job too.
     digest = sha256(body + encode(terms)).hexdigest() if key else "-"

@@ -8,17 +8,19 @@ from typing import Any, Literal, Unpack, cast
 
 from pydantic import ValidationError
 
-from tidemill._checks import refusal, shown
+from tidemill._checks import shown
 from tidemill._request import ANY_MODEL, Draft, JobOptions, JobSpec, checked_key, checked_size
 from tidemill._terms import TermOptions, take_terms
 from tidemill.protocol.codec import encode
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.messages import invalid_request
 from tidemill.protocol.requests import (
     MAX_AUDIO_BYTES,
     MAX_INPUTS,
     EmbedRequest,
     Request,
     ScoreRequest,
+    StoredAudio,
     TranscribeRequest,
 )
 
@@ -105,10 +107,16 @@ class KindSpec(JobSpec):
                 {"model": named, "tenant": tenant, **self._fields, **fields}
             )
         except ValidationError as error:
-            raise refusal(error) from error
+            raise invalid_request(error) from error
         body = checked_size(request)
-        digest = sha256(body + encode(terms)).hexdigest() if key else "-"
+        digest = (
+            sha256(self._identity_of(request, body) + encode(terms)).hexdigest() if key else "-"
+        )
         return Draft(request, terms, model, key, digest, len(body))
+
+    def _identity_of(self, request: Request, body: bytes) -> bytes:
+        """Return what requests with the same idempotency key must have in common."""
+        return body
 
 
 class EmbedSpec(KindSpec):
@@ -133,12 +141,21 @@ class ScoreSpec(KindSpec):
 
 
 class TranscribeSpec(KindSpec):
-    """Audio, as the content of a file or its path: the text of what is said."""
+    """Audio, as the content of a file, its path, or a stored one: the text of what is said."""
 
     kind = TranscribeRequest
 
-    def __init__(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> None:
-        super().__init__({"audio": _audio(audio)}, options)
+    def __init__(self, audio: Audio | StoredAudio, **options: Unpack[TranscribeOptions]) -> None:
+        is_stored = isinstance(audio, StoredAudio)
+        super().__init__({"stored": audio} if is_stored else {"audio": _audio(audio)}, options)
+
+    def _identity_of(self, request: Request, body: bytes) -> bytes:
+        stored = request.stored if isinstance(request, TranscribeRequest) else None
+        if stored is None:
+            return body
+        # Whoever sends the same content again has uploaded it again.
+        unnamed = stored.model_copy(update={"file_id": "file-0"})
+        return encode(request.model_copy(update={"stored": unnamed}))
 
 
 def _known(options: JobOptions) -> KindOptions:
@@ -190,7 +207,7 @@ def _check_size(num_bytes: int) -> None:
         raise InvalidRequest(
             f"audio: {num_bytes} bytes, the limit is {MAX_AUDIO_BYTES}",
             field="audio",
-            fix="Send shorter pieces, or compress it as 16 kHz mono MP3, Ogg or FLAC.",
+            fix="Compress it as 16 kHz mono MP3, Ogg or FLAC, or send it to a gateway.",
         )
 
 

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidemill.protocol.complaints import complaint_of
 from tidemill.protocol.errors import (
     AccessDenied,
     BatchClosed,
@@ -167,15 +168,15 @@ def _http(error: HTTPException) -> ApiError:
 
 
 def _malformed(error: RequestValidationError) -> ApiError:
-    problem = error.errors()[0]
-    # The first part says whether it is of the body, the path or the query.
-    where, *path = map(str, problem["loc"])
-    if problem["type"] == "json_invalid":
-        reason = problem.get("ctx", {}).get("error", "")
+    problems = error.errors()
+    if problems[0]["type"] == "json_invalid":
+        reason = problems[0].get("ctx", {}).get("error", "")
         return ApiError(400, f"the body is not JSON: {reason}", code="invalid_json")
-    param = ".".join(path) or None
-    reason = problem["msg"].removeprefix("Value error, ")
-    return ApiError(400, f"{param or where}: {reason}", code="invalid_value", param=param)
+    # The first part says whether it is of the body, the path or the query.
+    where = str(problems[0]["loc"][0])
+    inner = [{**problem, "loc": problem["loc"][1:]} for problem in problems]
+    field, reason = complaint_of(inner)
+    return ApiError(400, f"{field or where}: {reason}", code="invalid_value", param=field or None)
 
 
 def _not_unicode(error: UnicodeEncodeError) -> ApiError:

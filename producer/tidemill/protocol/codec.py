@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import msgpack
 from pydantic import BaseModel, ValidationError
 
+from tidemill.protocol.complaints import complaint_of
 from tidemill.protocol.errors import MalformedMessage, UnsupportedVersion
 
 #: The highest wire version this process reads and the one it writes.
@@ -79,5 +80,6 @@ def as_message(fields: Any, model: type[M]) -> M:
 
 
 def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_input=False, include_url=False)[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+    # Without the values: they may be a tenant's.
+    field, reason = complaint_of(error.errors(include_url=False), show=False)
+    return f"{field}: {reason}"

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from tidemill.protocol.complaints import complaint_of
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.kv_use import KvUse
 from tidemill.protocol.logprobs import TokenLogprobs
@@ -229,6 +230,7 @@ class ModelCard(WireModel):
     ``max_logprobs`` is the most alternatives that a job may ask for, -1 for no limit, ``max_n`` the
     most outputs.  ``task`` is
     the kind of jobs it is for, ``embedding_size`` the length of its vectors, 0 if it makes none.
+    ``blob_store`` tells which blob store its workers read stored audio from, "" if from none.
     """
 
     name: Name
@@ -242,6 +244,7 @@ class ModelCard(WireModel):
     max_n: int = Field(default=DEFAULT_MAX_N, ge=1)
     task: Literal["generate", "embed", "score", "transcribe"] = "generate"
     embedding_size: int = Field(default=0, ge=0)
+    blob_store: str = Field(default="", max_length=64)
     adapters: tuple[AdapterCard, ...] = Field(default=(), max_length=MAX_ADAPTERS)
 
 
@@ -317,16 +320,5 @@ class KvSnapshot(WireModel):
 
 def invalid_request(error: ValidationError) -> InvalidRequest:
     """Turn pydantic's complaint about a caller's values into our error, naming the field."""
-    problem = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in problem["loc"]) or "request"
-    reason = problem["msg"].removeprefix("Value error, ")
-    shown = _shown(problem.get("input"))
-    got = f", got {shown}" if problem["loc"] and len(shown) <= 40 else ""
-    return InvalidRequest(f"{field}: {reason}{got}", field=field)
-
-
-def _shown(value: object) -> str:
-    try:
-        return repr(value)
-    except RecursionError:
-        return "a value of too many levels, one in the other"
+    field, reason = complaint_of(error.errors(include_url=False))
+    return InvalidRequest(f"{field or 'request'}: {reason}", field=field or "request")
