@@ -72,6 +72,20 @@ def check_timeout(timeout: float | None) -> None:
         )
 
 
+def check_top_n(top_n: int | None) -> None:
+    """Raise ``InvalidRequest`` unless it is None or a number of documents to keep."""
+    if top_n is None:
+        return
+    if isinstance(top_n, bool) or not isinstance(top_n, int):
+        raise _wrong_kind("top_n", top_n, "a number")
+    if top_n < 1:
+        raise InvalidRequest(
+            f"top_n: {shown(top_n)} is not 1 or more",
+            field="top_n",
+            fix="Leave it out to keep all documents.",
+        )
+
+
 def shown(value: object) -> str:
     """Return the beginning of ``str(value)``, also of a number too long for that."""
     try:

@@ -11,6 +11,7 @@ from tidemill._async_link import AsyncLinks
 from tidemill._async_shared import AsyncShared
 from tidemill._async_submitter import AsyncSubmitter
 from tidemill._best_of import candidates, first_error
+from tidemill._checks import check_top_n
 from tidemill._endpoint import find_endpoint
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
 from tidemill._reads import JobStatus
@@ -294,7 +295,8 @@ class AsyncProducer:
         timeout: float | None = None,
         **options: Unpack[ScoreOptions],
     ) -> list[Ranked]:
-        """Return the documents, the best first, or the best ``top_n`` of them."""
+        """Return the documents, the best first, or the best ``top_n`` of them, 1 or more."""
+        check_top_n(top_n)
         scores = await self.score(query, documents, timeout=timeout, **options)
         return ranked(documents, scores, top_n)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
 
 from tidemill._best_of import candidates, first_error
 from tidemill._bulk import Bulk
+from tidemill._checks import check_top_n
 from tidemill._endpoint import find_endpoint
 from tidemill._jobs import Jobs
 from tidemill._link import Links
@@ -285,7 +286,8 @@ class Producer:
         timeout: float | None = None,
         **options: Unpack[ScoreOptions],
     ) -> list[Ranked]:
-        """Return the documents, the best first, or the best ``top_n`` of them."""
+        """Return the documents, the best first, or the best ``top_n`` of them, 1 or more."""
+        check_top_n(top_n)
         scores = self.score(query, documents, timeout=timeout, **options)
         return ranked(documents, scores, top_n)
 
