@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tidemill.cli.connection import open_producer
@@ -13,8 +12,10 @@ from tidemill.cli.submit import RedisUrl, Shard
 from tidemill.protocol.kv_use import KvUse
 from tidemill.status import Status, WorkerSnapshot
 
-_COUNTS = ("blocks", "used", "cached", "free", "tokens", "empty slots\nper job", "utilisation")
-_MOVES = ("swap", "out", "in", "forked", "evicted")
+_NOTE = """\
+utilisation: share of the slots in used blocks that hold a token; at most N empty:
+slots that one job holds in vain. cached: held by no job, but found by the next one
+with that prefix. swap: host memory; forked: copied on write; evicted: overwritten."""
 
 
 def kv(
@@ -32,45 +33,51 @@ def kv(
 
 
 def render(snapshot: Status) -> RenderableType:
-    """Return the figures as a table, one row a worker, and what they mean."""
+    """Return a few lines for each worker, the waste first, and what they mean.
+
+    Not a table: its columns would not fit into 80 characters.
+    """
     if not snapshot.workers:
         return Text("No worker is here.")
-    table = Table(title="KV caches", title_justify="left")
-    table.add_column("worker")
-    for name in (*_COUNTS, *_MOVES):
-        table.add_column(name, justify="right")
-    for worker in snapshot.workers:
-        table.add_row(*map(Text, (_name(worker), *_row(worker))))
-    note = (
-        "used: held by jobs; cached: held by none, but found by the next job with that prefix.\n"
-        "empty slots per job: the most that one job holds; utilisation: share of the used blocks'"
-        " slots that hold a token.\n"
-        "swap, out, in: blocks in host memory, and copied there and back; forked: copied on write."
-    )
-    return Group(table, Text(note, "dim"))
+    lines = [line for worker in snapshot.workers for line in _lines(worker)]
+    return Group(*lines, Text(_NOTE, "dim"))
+
+
+def _lines(worker: WorkerSnapshot) -> list[Text]:
+    use = _use(worker)
+    facts = _facts(use) if use else [("waste", "-")]
+    return [Text(_name(worker), "bold"), *(Text(f"  {name:<7}{fact}") for name, fact in facts)]
+
+
+def _facts(use: KvUse) -> list[tuple[str, str]]:
+    in_swap = f"{use.used_swap_blocks:,} of {use.swap_blocks:,} blocks" if use.swap_blocks else "-"
+    return [
+        ("waste", f"utilisation {use.utilisation:.1%}, {_empty(use)}"),
+        (
+            "blocks",
+            f"{use.num_blocks:,}: {use.used_blocks:,} used, {use.cached_blocks:,} cached,"
+            f" {use.free_blocks:,} free",
+        ),
+        ("tokens", f"{use.num_tokens:,} in used blocks"),
+        ("swap", f"{in_swap}; {use.swapped_out:,} went out, {use.swapped_in:,} came in"),
+        ("moves", f"{use.forked:,} forked, {use.evicted:,} evicted"),
+    ]
+
+
+def _empty(use: KvUse) -> str:
+    return f"at most {use.most_empty_slots} of {use.block_size} slots empty per job"
 
 
 def _name(worker: WorkerSnapshot) -> str:
     return worker.info.worker_id
 
 
-def _row(worker: WorkerSnapshot) -> tuple[str, ...]:
-    use = worker.status.kv if worker.status else None
-    if use is None:
-        return ("-",) * len(_COUNTS + _MOVES)
-    counts = (use.num_blocks, use.used_blocks, use.cached_blocks, use.free_blocks, use.num_tokens)
-    moves = (use.swapped_out, use.swapped_in, use.forked, use.evicted)
-    return (
-        *(f"{count:,}" for count in counts),
-        f"{use.most_empty_slots} of {use.block_size}",
-        f"{use.utilisation:.1%}",
-        f"{use.used_swap_blocks:,} of {use.swap_blocks:,}" if use.swap_blocks else "-",
-        *(f"{count:,}" for count in moves),
-    )
+def _use(worker: WorkerSnapshot) -> KvUse | None:
+    return worker.status.kv if worker.status else None
 
 
 def _plain(worker: WorkerSnapshot) -> dict[str, Any] | None:
-    use = worker.status.kv if worker.status else None
+    use = _use(worker)
     return None if use is None else _figures(use)
 
 
