@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.job_engine import Finish
 from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.memory.block_manager import BlockManager
 from tidemill_gpuworker.sampling.sampled_token import SampledToken
-from tidemill_gpuworker.shell.kind_work import Finish
 from tidemill_gpuworker.steps.step_config import StepConfig
 from tidemill_gpuworker.steps.step_plan import StepPlan
 from tidemill_gpuworker.steps.step_scheduler import StepScheduler

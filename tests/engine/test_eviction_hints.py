@@ -7,9 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.fake_engine import make_seq
 from tidemill.protocol.prefix import hash_blocks, routing_key
 from tidemill_gpuworker.engine.sequence import Sequence
+from tidemill_gpuworker.memory import hints as hints_module
 from tidemill_gpuworker.memory.block_manager import BlockManager
-from tidemill_gpuworker.shell import hints as hints_module
-from tidemill_gpuworker.shell.hints import Hints
+from tidemill_gpuworker.memory.hints import Hints
 
 NUM_BLOCKS = 16
 #: Two blocks of one token more than a routing hash.

@@ -16,10 +16,10 @@ from support.fake_engine import (
 from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.engine.choice_group import ChoiceGroup, params_of
 from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.generated import Generated
 from tidemill_gpuworker.engine.group_engine import GroupEngine
 from tidemill_gpuworker.engine.group_output import GroupOutput
 from tidemill_gpuworker.memory.block_manager import BlockManager
-from tidemill_gpuworker.shell.outbox import Generated
 from tidemill_gpuworker.steps.step_config import SchedulingMode, StepConfig
 from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 

@@ -12,7 +12,7 @@ from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill_gpuworker.engine.engine import Engine
 from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.memory.block_manager import BlockManager
-from tidemill_gpuworker.shell.cost_learner import FIRST_FIT, REFIT_EVERY, WINDOW, CostLearner
+from tidemill_gpuworker.steps.cost_learner import FIRST_FIT, REFIT_EVERY, WINDOW, CostLearner
 from tidemill_gpuworker.steps.step_config import StepConfig
 from tidemill_gpuworker.steps.step_features import features_of
 from tidemill_gpuworker.steps.step_plan import ScheduledSequence, StepPlan

@@ -11,7 +11,7 @@ from support.worker_rig import FAST, PacedRunner, Rig
 from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill.service.redis import connect
 from tidemill.service.runtime import Drain
-from tidemill_gpuworker.shell.cost_learner import CostLearner
+from tidemill_gpuworker.steps.cost_learner import CostLearner
 from tidemill_gpuworker.steps.step_plan import StepPlan
 
 #: What a step of the pretended model takes, so that a test can act in mid-stream.

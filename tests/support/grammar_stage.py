@@ -15,10 +15,11 @@ from tidemill.protocol.prefix import salt_keys
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.structured import StructuredOutput
 from tidemill_gpuworker.engine.engine import Engine
+from tidemill_gpuworker.engine.generated import Generated
 from tidemill_gpuworker.shell.claims import Claim
 from tidemill_gpuworker.shell.job_runner import JobRunner
 from tidemill_gpuworker.shell.jobs import Job
-from tidemill_gpuworker.shell.outbox import Generated, Update
+from tidemill_gpuworker.shell.outbox import Update
 from tidemill_gpuworker.shell.publisher import Publisher
 from tidemill_gpuworker.structured_output.compiler import GrammarCompiler
 from tidemill_gpuworker.structured_output.desk import GrammarDesk

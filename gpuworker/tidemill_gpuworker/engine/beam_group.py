@@ -10,9 +10,9 @@ from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.engine.beam_choice import Beam, BeamChoice, Heir
 from tidemill_gpuworker.engine.choice_group import untold
 from tidemill_gpuworker.engine.engine import Output
+from tidemill_gpuworker.engine.generated import Generated
 from tidemill_gpuworker.engine.group_output import GroupOutput, SequenceOutput, end_of
 from tidemill_gpuworker.engine.sequence import Sequence, SequenceStatus
-from tidemill_gpuworker.shell.outbox import Generated
 
 
 class BeamEngine(Protocol):

@@ -6,10 +6,10 @@ from itertools import chain
 
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.sampling import SamplingParams
+from tidemill_gpuworker.engine.generated import Generated
 from tidemill_gpuworker.engine.group_output import GroupOutput, SequenceOutput, end_of
+from tidemill_gpuworker.engine.job_engine import Finish
 from tidemill_gpuworker.engine.sequence import Sequence
-from tidemill_gpuworker.shell.kind_work import Finish
-from tidemill_gpuworker.shell.outbox import Generated
 
 
 @dataclass(slots=True)

@@ -8,12 +8,12 @@ from typing import Any, Protocol, TypeVar
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.step_cost import StepFeatures
 from tidemill_gpuworker.engine.follower_desk import FollowerDesk
+from tidemill_gpuworker.engine.job_engine import Finish
 from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.sampling.sampled_token import SampledToken
-from tidemill_gpuworker.shell.cost_learner import CostLearner
-from tidemill_gpuworker.shell.kind_work import Finish
 from tidemill_gpuworker.speculation.figures import SpeculationFigures
 from tidemill_gpuworker.speculation.verification import sample_drafted
+from tidemill_gpuworker.steps.cost_learner import CostLearner
 from tidemill_gpuworker.steps.step_features import features_of
 from tidemill_gpuworker.steps.step_plan import StepPlan
 from tidemill_gpuworker.steps.step_scheduler import StepScheduler

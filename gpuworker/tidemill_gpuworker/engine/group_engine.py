@@ -5,7 +5,7 @@ from typing import Any, cast
 from tidemill.protocol.errors import CannotGoOn
 from tidemill_gpuworker.engine.beam_group import BeamEngine, BeamGroup
 from tidemill_gpuworker.engine.choice_group import ChoiceGroup
-from tidemill_gpuworker.shell.kind_work import JobEngine, Work, WorkOutput
+from tidemill_gpuworker.engine.job_engine import JobEngine, Work, WorkOutput
 
 
 class GroupEngine:

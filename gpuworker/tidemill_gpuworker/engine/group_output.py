@@ -7,8 +7,8 @@ from typing import Protocol
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import ChoiceEnd
 from tidemill.protocol.outcomes import Outcome
+from tidemill_gpuworker.engine.job_engine import Finish
 from tidemill_gpuworker.engine.sequence import Sequence
-from tidemill_gpuworker.shell.kind_work import Finish
 
 
 class SequenceOutput(Protocol):

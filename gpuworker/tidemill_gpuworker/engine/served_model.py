@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidemill.protocol.messages import ModelCard, WorkerInfo
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker.shell.kind_work import JobEngine, KindWork
+from tidemill_gpuworker.engine.job_engine import JobEngine
+from tidemill_gpuworker.engine.kind_work import KindWork
 from tidemill_gpuworker.structured_output.compiler import GrammarCompiler
 
 

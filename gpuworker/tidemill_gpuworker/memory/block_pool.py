@@ -6,9 +6,9 @@ from itertools import chain
 
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_gpuworker.memory.free_blocks import FreeBlocks
+from tidemill_gpuworker.memory.hints import Hints
 from tidemill_gpuworker.memory.kept_chains import KeptChains
 from tidemill_gpuworker.memory.routing_index import RoutingIndex
-from tidemill_gpuworker.shell.hints import Hints
 
 #: A hint lapses when all blocks were taken so often since it was last given: whoever gave it may
 #: be gone.

@@ -15,7 +15,7 @@ from tidemill_gpuworker.engine.sequence import PriorityClass
 from tidemill_gpuworker.memory.no_cache import PlainQueue
 from tidemill_gpuworker.pooling.batches import buckets, take
 from tidemill_gpuworker.pooling.job import PoolingJob
-from tidemill_gpuworker.shell.cost_learner import CostLearner
+from tidemill_gpuworker.steps.cost_learner import CostLearner
 from tidemill_gpuworker.steps.step_features import prefill_pairs
 
 

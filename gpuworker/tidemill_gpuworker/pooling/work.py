@@ -7,10 +7,10 @@ from tidemill.protocol.outcomes import Outcome
 from tidemill.protocol.requests import EmbedRequest, Request, ScoreRequest
 from tidemill.service.job_inputs import EncoderInput, encoder_inputs
 from tidemill.service.tokenizer import Tokenizer
+from tidemill_gpuworker.engine.generated import Generated
+from tidemill_gpuworker.engine.kind_work import KindJob
 from tidemill_gpuworker.pooling.encoder import Activation
 from tidemill_gpuworker.pooling.job import PoolingJob, cosine_finish, embed_finish, score_finish
-from tidemill_gpuworker.shell.kind_work import KindClaim
-from tidemill_gpuworker.shell.outbox import Generated
 
 
 class PoolingWork:
@@ -26,9 +26,9 @@ class PoolingWork:
         assert isinstance(request, EmbedRequest | ScoreRequest), "the model serves no other kind"
         return encoder_inputs(request, self._tokenizer, self._card)
 
-    def start(self, claim: KindClaim, generated: Generated) -> PoolingJob:
+    def start(self, given: KindJob, generated: Generated) -> PoolingJob:
         """Return the job; what an earlier attempt computed was never told and is lost."""
-        request = claim.request
+        request = given.request
         if isinstance(request, EmbedRequest):
             finish = embed_finish(request)
         elif self._card.task == "score":
@@ -36,7 +36,7 @@ class PoolingWork:
             finish = score_finish(request, self._activation)
         else:
             finish = cosine_finish
-        return PoolingJob(claim.job.job_id, claim.inputs, finish, request.priority)
+        return PoolingJob(given.job_id, given.inputs, finish, request.priority)
 
     def smallest(self, seq_id: str) -> PoolingJob:
         """Return a job of one token."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tidemill.protocol.messages import KvEvents, KvSnapshot
-from tidemill_gpuworker.shell.kind_work import CacheView
+from tidemill_gpuworker.engine.job_engine import CacheView
 
 #: A snapshot comes with the first batch of events and then with every so many entries, so that
 #: the stream, which is cut at a thousand, always holds all batches since the last one, and so

@@ -23,12 +23,12 @@ from tidemill.protocol.values import MAX_COUNT
 from tidemill.service.job_inputs import check_kind
 from tidemill.service.prompt import extra_keys, tokenize, validate
 from tidemill.service.tokenizer import Tokenizer
+from tidemill_gpuworker.engine.kind_work import KindWork
 from tidemill_gpuworker.sampling.bad_words import tokenize_bad_words
 from tidemill_gpuworker.shell import metrics
 from tidemill_gpuworker.shell.commands import Command
 from tidemill_gpuworker.shell.failures import Failure, failure_of
 from tidemill_gpuworker.shell.jobs import Job
-from tidemill_gpuworker.shell.kind_work import KindClaim, KindWork
 from tidemill_gpuworker.shell.outbox import MAX_JOBS_PER_CALL
 from tidemill_gpuworker.shell.work_clock import WorkClock
 
@@ -57,6 +57,16 @@ class Claim:
     #: What the model's context leaves for the output, and the tokens that end one.
     max_output_tokens: int = MAX_COUNT
     eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KindClaim:
+    """An attempt of a job of another kind than *generate*; ``inputs`` are what its engine reads."""
+
+    job: Job
+    request: Request
+    inputs: Any
+    written: tuple[TokenChunk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

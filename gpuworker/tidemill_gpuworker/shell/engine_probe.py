@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from tidemill.protocol.sampling import SamplingParams
+from tidemill_gpuworker.engine.job_engine import JobEngine, Work
 from tidemill_gpuworker.engine.sequence import Sequence
-from tidemill_gpuworker.shell.kind_work import JobEngine, Work
 
 _PROBE_ID = "probe"
 _PARAMS = SamplingParams(max_tokens=1, temperature=0.0)

@@ -4,9 +4,8 @@ import queue
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tidemill_gpuworker.shell.claims import Claim, Refusal
+from tidemill_gpuworker.shell.claims import Claim, KindClaim, Refusal
 from tidemill_gpuworker.shell.jobs import Job
-from tidemill_gpuworker.shell.kind_work import KindClaim
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 from tidemill.protocol.messages import CommandKind
 from tidemill.service.runtime import crash_point
-from tidemill_gpuworker.shell.claims import Claim, ClaimLoader, Refusal
+from tidemill_gpuworker.shell.claims import Claim, ClaimLoader, KindClaim, Refusal
 from tidemill_gpuworker.shell.commands import Command
 from tidemill_gpuworker.shell.inbox import Cancelled, Claimed, DrainAsked, Hinted, Inbox, Message
 from tidemill_gpuworker.shell.jobs import JobTable
-from tidemill_gpuworker.shell.kind_work import KindClaim
 
 _log = logging.getLogger(__name__)
 

@@ -17,19 +17,21 @@ from tidemill.protocol.states import FinishReason, JobState
 from tidemill.protocol.structured import StructuredOutput
 from tidemill_gpuworker.engine.beam_group import BeamGroup
 from tidemill_gpuworker.engine.choice_group import ChoiceGroup
+from tidemill_gpuworker.engine.generated import Generated
 from tidemill_gpuworker.engine.group_engine import GroupEngine
 from tidemill_gpuworker.engine.group_output import GroupOutput
+from tidemill_gpuworker.engine.job_engine import JobEngine, Work, WorkOutput
+from tidemill_gpuworker.engine.kind_work import KindJob, KindWork
 from tidemill_gpuworker.engine.scored_prompt import ScoredPrompt
 from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.shell import metrics
-from tidemill_gpuworker.shell.claims import Claim, Refusal
+from tidemill_gpuworker.shell.claims import Claim, KindClaim, Refusal
 from tidemill_gpuworker.shell.engine_probe import probe, smallest_sequence
 from tidemill_gpuworker.shell.failures import Failure, failure_of
 from tidemill_gpuworker.shell.isolation import Isolation
 from tidemill_gpuworker.shell.job_work import sequences_of, work_of
 from tidemill_gpuworker.shell.jobs import Job
-from tidemill_gpuworker.shell.kind_work import JobEngine, KindClaim, KindWork, Work, WorkOutput
-from tidemill_gpuworker.shell.outbox import Generated, Update
+from tidemill_gpuworker.shell.outbox import Update
 from tidemill_gpuworker.shell.publisher import Publisher
 from tidemill_gpuworker.structured_output.compiler import Compilation
 from tidemill_gpuworker.structured_output.desk import GrammarDesk
@@ -237,7 +239,8 @@ class JobRunner:
     def _work(self, claim: Claim | KindClaim, *generated: Generated) -> Work:
         if isinstance(claim, KindClaim):
             assert self._kinds is not None, "such claims come from the kinds"
-            return self._kinds.start(claim, generated[0])
+            given = KindJob(claim.job.job_id, claim.request, claim.inputs)
+            return self._kinds.start(given, generated[0])
         work = work_of(claim, generated)
         if grammar := self._running[claim.job.job_id].grammar:
             for seq in sequences_of(work):

@@ -6,9 +6,9 @@ from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.engine.beam_choice import BeamChoice
 from tidemill_gpuworker.engine.beam_group import BeamGroup, beam_params
 from tidemill_gpuworker.engine.choice_group import ChoiceGroup, params_of
+from tidemill_gpuworker.engine.generated import Generated
 from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.shell.claims import Claim
-from tidemill_gpuworker.shell.outbox import Generated
 
 _NOTHING = Generated([], 0)
 

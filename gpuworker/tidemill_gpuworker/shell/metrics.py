@@ -7,7 +7,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from tidemill.protocol.kv_use import KvUse
 from tidemill_gpuworker.engine.engine import EngineFigures
-from tidemill_gpuworker.shell.kind_work import JobEngine
+from tidemill_gpuworker.engine.job_engine import JobEngine
 from tidemill_gpuworker.speculation.figures import SpeculationFigures
 
 _STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)

@@ -11,6 +11,7 @@ from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import JobEnd, TokenChunk
 from tidemill.protocol.outcomes import Outcome as JobOutcome
 from tidemill.protocol.states import JobState
+from tidemill_gpuworker.engine.generated import Generated
 from tidemill_gpuworker.engine.scored_prompt import ScoredPrompt
 from tidemill_gpuworker.shell.alarm import NEVER
 from tidemill_gpuworker.shell.jobs import Job
@@ -89,14 +90,6 @@ class Write:
     item: Outgoing
     chunk: TokenChunk
     end: JobEnd | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """All tokens of one choice of a job so far, and the length of the text told with them."""
-
-    ids: list[int]
-    num_chars: int
 
 
 @dataclass(frozen=True, slots=True)

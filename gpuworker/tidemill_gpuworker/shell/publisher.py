@@ -13,17 +13,11 @@ from tidemill.protocol.functions import Call, run_each
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.messages import JobEnd, JobResult, TokenChunk
 from tidemill.service.runtime import crash_point
+from tidemill_gpuworker.engine.generated import Generated
 from tidemill_gpuworker.shell import metrics
 from tidemill_gpuworker.shell.alarm import NEVER, Alarm
 from tidemill_gpuworker.shell.jobs import Job, JobTable
-from tidemill_gpuworker.shell.outbox import (
-    Generated,
-    Outbox,
-    Outgoing,
-    PublishPolicy,
-    Update,
-    Write,
-)
+from tidemill_gpuworker.shell.outbox import Outbox, Outgoing, PublishPolicy, Update, Write
 
 
 class Publisher:

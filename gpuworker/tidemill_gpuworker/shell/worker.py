@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidemill.protocol.messages import WorkerStatus
+from tidemill_gpuworker.engine.job_engine import JobEngine
 from tidemill_gpuworker.shell import metrics
 from tidemill_gpuworker.shell.cache_news import CacheObserver
-from tidemill_gpuworker.shell.claims import Claim, Refusal
+from tidemill_gpuworker.shell.claims import Claim, KindClaim, Refusal
 from tidemill_gpuworker.shell.commands import BEGIN
 from tidemill_gpuworker.shell.inbox import (
     Cancelled,
@@ -23,7 +24,6 @@ from tidemill_gpuworker.shell.inbox import (
 )
 from tidemill_gpuworker.shell.job_runner import JobRunner
 from tidemill_gpuworker.shell.jobs import Job, JobTable
-from tidemill_gpuworker.shell.kind_work import JobEngine, KindClaim
 from tidemill_gpuworker.shell.publisher import Publisher
 from tidemill_gpuworker.shell.releaser import Releaser
 from tidemill_gpuworker.shell.status import StatusReporter

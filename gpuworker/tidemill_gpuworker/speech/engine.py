@@ -13,12 +13,12 @@ from tidemill_gpuworker.engine.engine import EngineFigures
 from tidemill_gpuworker.engine.sequence import PriorityClass
 from tidemill_gpuworker.memory.no_cache import PlainQueue
 from tidemill_gpuworker.pooling.engine import Done
-from tidemill_gpuworker.shell.cost_learner import CostLearner
 from tidemill_gpuworker.speech.job import SpeechJob
 from tidemill_gpuworker.speech.model import SpeechModel
 from tidemill_gpuworker.speech.scribe import Scribe
 from tidemill_gpuworker.speech.vocabulary import Vocabulary
 from tidemill_gpuworker.speech.window import Window
+from tidemill_gpuworker.steps.cost_learner import CostLearner
 
 #: Windows encoded in one step: more would let the others wait for their tokens.
 _MAX_ENCODED = 4

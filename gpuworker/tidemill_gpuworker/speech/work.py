@@ -5,8 +5,8 @@ import numpy as np
 from tidemill.protocol.messages import ModelCard
 from tidemill.protocol.requests import Request, TranscribeRequest
 from tidemill.service.tokenizer import Tokenizer
-from tidemill_gpuworker.shell.kind_work import KindClaim
-from tidemill_gpuworker.shell.outbox import Generated
+from tidemill_gpuworker.engine.generated import Generated
+from tidemill_gpuworker.engine.kind_work import KindJob
 from tidemill_gpuworker.speech.audio import SAMPLE_RATE, decode_audio
 from tidemill_gpuworker.speech.job import Audio, SpeechJob
 from tidemill_gpuworker.speech.model import SpeechModel
@@ -35,14 +35,14 @@ class SpeechWork:
         num_frames = len(samples) * FRAMES_PER_SECOND // SAMPLE_RATE
         return Audio(self._model.features(samples), num_frames)
 
-    def start(self, claim: KindClaim, generated: Generated) -> SpeechJob:
+    def start(self, given: KindJob, generated: Generated) -> SpeechJob:
         """Return the job behind the windows that earlier attempts have published."""
-        request = claim.request
+        request = given.request
         assert isinstance(request, TranscribeRequest), "the model serves no other kind"
         job = SpeechJob(
-            claim.job.job_id,
+            given.job_id,
             request,
-            claim.inputs,
+            given.inputs,
             history=self._told(request.prompt),
             priority=request.priority,
             output_ids=list(generated.ids),

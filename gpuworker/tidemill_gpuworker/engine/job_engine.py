@@ -1,17 +1,13 @@
-"""What the worker's shell needs of an engine, whatever kind of jobs it runs."""
+"""What whoever runs jobs needs of an engine, whatever kind of jobs it is for."""
 
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tidemill.protocol.kv_use import KvUse
 from tidemill.protocol.logprobs import TokenLogprobs
-from tidemill.protocol.messages import KvEvents, KvSnapshot, TokenChunk
+from tidemill.protocol.messages import KvEvents, KvSnapshot
 from tidemill.protocol.outcomes import Outcome
-from tidemill.protocol.requests import Request
 from tidemill.protocol.step_cost import StepCost
-from tidemill_gpuworker.shell.jobs import Job
-from tidemill_gpuworker.shell.outbox import Generated
 
 
 class Work(Protocol):
@@ -172,26 +168,3 @@ class JobEngine(Protocol):
 
     def step(self) -> Sequence[WorkOutput]:
         """Run one step; if it raises, abort all jobs and add them again."""
-
-
-@dataclass(frozen=True, slots=True)
-class KindClaim:
-    """An attempt of a job of another kind than *generate*; ``inputs`` are what its engine reads."""
-
-    job: Job
-    request: Request
-    inputs: Any
-    written: tuple[TokenChunk, ...] = ()
-
-
-class KindWork(Protocol):
-    """How jobs of another kind than *generate* come into their engine."""
-
-    def prepare(self, request: Request, /) -> Any:
-        """Return what the engine reads; raises ``InvalidRequest``.  On the reader's thread."""
-
-    def start(self, claim: KindClaim, generated: Generated, /) -> Work:
-        """Return the job as the engine takes it, with what earlier attempts generated."""
-
-    def smallest(self, seq_id: str, /) -> Work:
-        """Return a job that tells whether the engine computes anything at all."""
