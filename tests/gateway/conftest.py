@@ -18,26 +18,27 @@ MODEL = "tiny"
 
 @dataclass(frozen=True)
 class Site:
-    """Where it runs: the gateway's address and the stack behind it."""
+    """Where it runs: the gateway's address, the stack behind it, and the data of both."""
 
     url: str
     stack: Stack
     model_dir: Path
+    data_dir: Path
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Embedded broker, scheduler, one worker, and a gateway on a free port."""
     model_dir = save_tiny_chat_model(tmp_path_factory.mktemp("model"))
-    port = free_port()
+    port, data_dir = free_port(), tmp_path_factory.mktemp("data")
     with small_stack(
         model_dir,
-        tmp_path_factory.mktemp("data"),
+        data_dir,
         *("--max-num-seqs", "16", "--kv-cache-memory-bytes", str(64 << 20)),
         name=MODEL,
         gateway=GatewayOptions(port=port),
     ) as stack:
-        yield Site(f"http://127.0.0.1:{port}", stack, model_dir)
+        yield Site(f"http://127.0.0.1:{port}", stack, model_dir, data_dir)
 
 
 @pytest.fixture

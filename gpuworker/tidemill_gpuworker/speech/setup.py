@@ -13,6 +13,7 @@ from tidemill_gpuworker.options.worker_config import WorkerConfig
 from tidemill_gpuworker.pooling.setup import choose_device, pooling_dtype, stateless_info
 from tidemill_gpuworker.speech.engine import SpeechEngine
 from tidemill_gpuworker.speech.model import SpeechModel
+from tidemill_gpuworker.speech.stored_audio import AudioSource
 from tidemill_gpuworker.speech.vocabulary import read_vocabulary
 from tidemill_gpuworker.speech.work import SpeechWork
 
@@ -29,6 +30,7 @@ def load_speech_model(config: WorkerConfig, on_step: Callable[[StepFeatures], No
     tokenizer = Tokenizer.from_directory(config.model_dir)
     vocabulary = read_vocabulary(config.model_dir, tokenizer)
     model = SpeechModel(config.model_dir, device=device, dtype=pooling_dtype(config.dtype, device))
+    source = AudioSource.of(config.service)
     card = ModelCard(
         name=config.served_model_name,
         revision=model.revision,
@@ -37,6 +39,7 @@ def load_speech_model(config: WorkerConfig, on_step: Callable[[StepFeatures], No
         vocab_size=int(model.config.vocab_size),
         block_size=config.block_size,
         task="transcribe",
+        blob_store=source.identity,
     )
     budget = max(config.max_num_batched_tokens or 0, 4 * TOKENS_PER_WINDOW)
     return ServedModel(
@@ -44,5 +47,5 @@ def load_speech_model(config: WorkerConfig, on_step: Callable[[StepFeatures], No
         tokenizer=tokenizer,
         card=card,
         info=stateless_info(config, budget),
-        kinds=SpeechWork(card, model, vocabulary, tokenizer),
+        kinds=SpeechWork(card, model, vocabulary, tokenizer, source),
     )

@@ -11,6 +11,7 @@ from tidemill_gpuworker.speech.audio import SAMPLE_RATE, decode_audio
 from tidemill_gpuworker.speech.job import Audio, SpeechJob
 from tidemill_gpuworker.speech.model import SpeechModel
 from tidemill_gpuworker.speech.scribe import Scribe
+from tidemill_gpuworker.speech.stored_audio import AudioSource
 from tidemill_gpuworker.speech.transcript import FRAMES_PER_SECOND
 from tidemill_gpuworker.speech.vocabulary import Vocabulary
 
@@ -19,19 +20,28 @@ class SpeechWork:
     """Makes speech jobs of claims."""
 
     def __init__(
-        self, card: ModelCard, model: SpeechModel, vocabulary: Vocabulary, tokenizer: Tokenizer
+        self,
+        card: ModelCard,
+        model: SpeechModel,
+        vocabulary: Vocabulary,
+        tokenizer: Tokenizer,
+        source: AudioSource,
     ) -> None:
         self._card = card
         self._model = model
         self._vocabulary = vocabulary
         self._tokenizer = tokenizer
+        self._source = source
         self._scribe = Scribe(model, vocabulary, tokenizer)
 
     def prepare(self, request: Request) -> Audio:
-        """Decode the audio; raises ``InvalidRequest`` if it is none or the language unknown."""
+        """Decode the audio; raises ``InvalidRequest`` if it is none or the language unknown.
+
+        ``BlobError`` if it cannot be read from the blob store.
+        """
         assert isinstance(request, TranscribeRequest), "the model serves no other kind"
         self._vocabulary.check_language(request.language, request.task)
-        samples = decode_audio(request.audio)
+        samples = decode_audio(self._source.read(request))
         num_frames = len(samples) * FRAMES_PER_SECOND // SAMPLE_RATE
         return Audio(self._model.features(samples), num_frames)
 

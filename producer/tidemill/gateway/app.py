@@ -16,6 +16,7 @@ from tidemill.gateway.metrics import Counting
 from tidemill.gateway.openai_models.errors import ErrorResponse
 from tidemill.gateway.request_ids import RequestIds
 from tidemill.gateway.routes import (
+    audio,
     batches,
     chat,
     completions,
@@ -28,6 +29,7 @@ from tidemill.gateway.routes import (
 )
 from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import TidemillError
+from tidemill.protocol.requests import MAX_STORED_AUDIO_BYTES
 
 ROUTERS: tuple[APIRouter, ...] = (
     health.router,
@@ -36,13 +38,15 @@ ROUTERS: tuple[APIRouter, ...] = (
     chat.router,
     embeddings.router,
     scores.router,
+    audio.router,
     tokenize.router,
     files.router,
     batches.router,
 )
 
-#: Paths, by their beginnings, whose bodies are files.
-UPLOAD_PATHS = ("/v1/files", "/v1/audio")
+#: Paths, by their beginnings, whose bodies are files, and bounds of their own; None is the
+#: setting's.  A form has a few fields besides.
+UPLOAD_PATHS = {"/v1/files": None, "/v1/audio": MAX_STORED_AUDIO_BYTES + 256 * 1024}
 
 #: What a route may raise: ours, the framework's, texts that are no Unicode, and anything else.
 _HANDLED = (TidemillError, HTTPException, RequestValidationError, UnicodeEncodeError, Exception)
@@ -85,7 +89,10 @@ def create_app(state: GatewayState) -> FastAPI:
 def _surround(app: FastAPI, state: GatewayState) -> None:
     """Add the middleware, the innermost first."""
     settings = state.settings
-    longer = dict.fromkeys(UPLOAD_PATHS, settings.upload_bytes)
+    longer = {
+        path: min(bound or settings.upload_bytes, settings.upload_bytes)
+        for path, bound in UPLOAD_PATHS.items()
+    }
     app.add_middleware(
         BodyLimit,
         num_bytes=settings.body_bytes,

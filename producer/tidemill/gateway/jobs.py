@@ -42,6 +42,11 @@ class RequestJobs:
         """The jobs' ids, in the order of the request."""
         return [job.id for job in self._jobs]
 
+    @property
+    def have_ended(self) -> bool:
+        """Whether nothing of them is left to be done."""
+        return not self._unfinished
+
     async def results(self) -> list[Result]:
         """Wait for all results; raises the first error that stands for one."""
         if len(self._jobs) == 1:

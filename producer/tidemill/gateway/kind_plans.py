@@ -37,7 +37,7 @@ async def answer_kind(call: Call, plan: KindPlan) -> Response:
 
     Raises what submitting and waiting for jobs raise.
     """
-    jobs = await submit_kinds(call, plan)
+    jobs = await submit_kinds(call, plan.specs, plan.name_of)
     results = await results_of(call, jobs)
     if results is None:
         return Response(status_code=CLIENT_GONE_STATUS)
@@ -61,15 +61,17 @@ async def results_of(call: Call, jobs: RequestJobs) -> list[Result] | None:
     return results
 
 
-async def submit_kinds(call: Call, plan: KindPlan) -> RequestJobs:
-    """Queue a plan's jobs, all or none; raises the first error, by the request's names."""
-    outcomes = await call.producer.submit_many(plan.specs)
+async def submit_kinds(
+    call: Call, specs: Sequence[KindSpec], name_of: Callable[[int, str], str]
+) -> RequestJobs:
+    """Queue jobs, all or none; raises the first error, by the request's names."""
+    outcomes = await call.producer.submit_many(specs)
     accepted = [job for job in outcomes if isinstance(job, AsyncJob)]
     jobs = RequestJobs(call.state, accepted, has_key=call.idempotency_key is not None)
     for index, outcome in enumerate(outcomes):
         if isinstance(outcome, TidemillError):
             jobs.give_up()
-            raise renamed(outcome, index, plan.name_of)
+            raise renamed(outcome, index, name_of)
     return jobs
 
 

@@ -14,6 +14,7 @@ from tidemill.gateway.config import GatewaySettings
 from tidemill.gateway.identity import AnyCaller, Authenticator, FixedKeys
 from tidemill.gateway.metrics import GatewayMetrics
 from tidemill.openai.token_texts import TokenTexts
+from tidemill.service.blobs.identity import store_identity
 from tidemill.service.blobs.store import BlobStore
 from tidemill.service.config import load_config
 from tidemill.service.tokenizer import Tokenizer
@@ -63,11 +64,13 @@ class GatewayState:
 
     def batches(self, tenant: str) -> AsyncBatches:
         """Return the client for a tenant's files and batches."""
-        if self._blobs is None:
-            self._blobs = BlobStore(load_config().blob_url)
         return AsyncBatches(
-            self.settings.redis_url, tenant=tenant, blobs=self._blobs, _shared=self._shared
+            self.settings.redis_url, tenant=tenant, blobs=self._blob_store(), _shared=self._shared
         )
+
+    def blob_identity(self) -> str:
+        """Return which blob store files go to; blocks, and raises ``BlobError``."""
+        return store_identity(self._blob_store())
 
     def token_texts(self, tokenizer: Tokenizer) -> TokenTexts:
         """Return what is remembered of the texts of a tokenizer's single tokens."""
@@ -89,6 +92,11 @@ class GatewayState:
         if self._chores:
             await asyncio.wait(self._chores, timeout=_FAREWELL_SECONDS)
         await self._shared.close()
+
+    def _blob_store(self) -> BlobStore:
+        if self._blobs is None:
+            self._blobs = BlobStore(load_config().blob_url)
+        return self._blobs
 
     def _end_chore(self, task: asyncio.Task[None]) -> None:
         self._chores.discard(task)

@@ -16,7 +16,8 @@ _MAX_FIELD_BYTES = 64 * 1024
 class UploadForm:
     """Takes a ``multipart/form-data`` body piece by piece and gives back the pieces of its file.
 
-    ``fields`` has the other fields by name.  Raises ``InvalidRequest``.
+    ``fields`` has the other fields by name, of several of one name the last; ``listed`` has all
+    of them.  Raises ``InvalidRequest``.
     """
 
     def __init__(self, content_type: str) -> None:
@@ -38,6 +39,7 @@ class UploadForm:
             },
         )
         self.fields: dict[str, str] = {}
+        self.listed: list[tuple[str, str]] = []
         self.filename = ""
         self.has_file = False
         self._header = (b"", b"")
@@ -115,7 +117,8 @@ class UploadForm:
 
     def _end_part(self) -> None:
         if not self._is_file:
-            self.fields[self._name] = self._value.decode("utf-8", "replace")
+            value = self.fields[self._name] = self._value.decode("utf-8", "replace")
+            self.listed.append((self._name, value))
 
     def _end(self) -> None:
         self._is_whole = True

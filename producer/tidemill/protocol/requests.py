@@ -4,18 +4,20 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_serializer
+from pydantic import Field, model_serializer, model_validator
 
 from tidemill.protocol.codec import as_message, decode_plain
 from tidemill.protocol.errors import MalformedMessage
 from tidemill.protocol.messages import GenerateRequest
 from tidemill.protocol.values import AnyText, Count, Name, Tenant, Text, TokenIds
-from tidemill.protocol.wire_model import WireModel
+from tidemill.protocol.wire_model import Seconds, WireModel
 
 #: Inputs of one embed job, documents of one score job.
 MAX_INPUTS = 2048
-#: Larger audio would hold up the server; there is no store for large values yet.
+#: Larger audio would hold up the server: it goes through the blob store.
 MAX_AUDIO_BYTES = 256 * 1024
+#: As much as OpenAI's API takes.
+MAX_STORED_AUDIO_BYTES = 25 * 1024 * 1024
 #: Of a transcription's prompt; a model looks at the last 223 tokens of it at most.
 MAX_SPEECH_PROMPT_CHARS = 4096
 
@@ -79,17 +81,34 @@ class ScoreRequest(_KindRequest):
     truncate: bool = False
 
 
+class StoredAudio(WireModel):
+    """A file of audio that its tenant has uploaded; the worker reads it from the blob store.
+
+    ``seconds`` is its length as its header tells, or a guess.  ``sha256`` is of the content: the
+    same content under another id is the same request.
+    """
+
+    file_id: Annotated[str, Field(pattern=r"^file-[0-9A-Za-z_]{1,64}$")]
+    num_bytes: int = Field(ge=1, le=MAX_STORED_AUDIO_BYTES)
+    seconds: Seconds
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
 class TranscribeRequest(_KindRequest):
     """A job of kind *transcribe*: the text of speech.
 
-    ``audio`` is the content of a file, for example WAV, FLAC, MP3 or Ogg.  ``language`` is a code
+    ``audio`` is the content of a file, for example WAV, FLAC, MP3 or Ogg, and ``stored`` names one
+    that is too large for a message; there is one of both.  ``language`` is a code
     such as ``en``; without one the model finds it out.  The task ``translate`` writes English.
     ``prompt`` is text that may have come before, which settles names and style.  At
     ``temperature`` 0 windows that come out badly are decoded again at higher ones.
     """
 
     kind: Literal["transcribe"] = "transcribe"
-    audio: Annotated[bytes, Field(strict=True, min_length=1, max_length=MAX_AUDIO_BYTES)]
+    audio: Annotated[bytes, Field(strict=True, min_length=1, max_length=MAX_AUDIO_BYTES)] | None = (
+        None
+    )
+    stored: StoredAudio | None = None
     language: Annotated[str, Field(pattern=r"^[a-z]{2,3}$")] | None = None
     task: Literal["transcribe", "translate"] = "transcribe"
     prompt: Annotated[AnyText, Field(max_length=MAX_SPEECH_PROMPT_CHARS)] = ""
@@ -101,6 +120,12 @@ class TranscribeRequest(_KindRequest):
     def stream(self) -> bool:
         """Whether somebody follows the segments live."""
         return self.live
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "TranscribeRequest":
+        if (self.audio is None) == (self.stored is None):
+            raise ValueError("a job of speech has either audio or stored")
+        return self
 
 
 Request = GenerateRequest | EmbedRequest | ScoreRequest | TranscribeRequest

@@ -12,22 +12,24 @@ _CHUNK_HEADER = 8
 _FLAC_STREAMINFO = slice(8, 42)
 
 
-def audio_seconds(data: bytes) -> float:
+def audio_seconds(data: bytes, num_bytes: int | None = None) -> float:
     """Return the length that a file's header states, or one guessed from its size.
 
-    Only for accounts: a worker decodes the file and finds the true length.
+    ``num_bytes`` is the size of the file if ``data`` is its beginning alone.  Only for accounts: a
+    worker decodes the file and finds the true length.
     """
+    size = len(data) if num_bytes is None else num_bytes
     stated = None
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
-        stated = _wav_seconds(data)
+        stated = _wav_seconds(data, size)
     elif data[:4] == b"fLaC" and len(data) >= _FLAC_STREAMINFO.stop:
         stated = _flac_seconds(data[_FLAC_STREAMINFO])
     if stated is None:
-        stated = len(data) / _GUESSED_BYTES_PER_SECOND
+        stated = size / _GUESSED_BYTES_PER_SECOND
     return min(stated, _MAX_SECONDS)
 
 
-def _wav_seconds(data: bytes) -> float | None:
+def _wav_seconds(data: bytes, num_bytes: int) -> float | None:
     """Divide the size of the data chunk by the format's bytes per second."""
     position, bytes_per_second = _RIFF_HEADER, 0
     while position + _CHUNK_HEADER <= len(data):
@@ -36,7 +38,7 @@ def _wav_seconds(data: bytes) -> float | None:
         if name == b"fmt " and position + 12 <= len(data):
             bytes_per_second = struct.unpack_from("<I", data, position + 8)[0]
         elif name == b"data":
-            present = min(size, len(data) - position)
+            present = min(size, num_bytes - position)
             return present / bytes_per_second if bytes_per_second else None
         position += size + size % 2
     return None

@@ -127,7 +127,9 @@ def bound_of_output(request: Request) -> int:
 
 def speech_cost(request: TranscribeRequest) -> PreparedPrompt:
     """Return the cost of a transcription: the positions of all windows of its audio."""
-    num_windows = max(1, ceil(audio_seconds(request.audio) / WINDOW_SECONDS))
+    stored = request.stored
+    seconds = audio_seconds(request.audio or b"") if stored is None else stored.seconds
+    num_windows = max(1, ceil(seconds / WINDOW_SECONDS))
     return PreparedPrompt(
         (), b"", num_windows * TOKENS_PER_WINDOW, max_output=num_windows * MAX_WINDOW_OUTPUT
     )

@@ -46,6 +46,11 @@ class BlobStore:
         with translate(name), self._fs.open(self._path(name), "rb") as file:
             yield cast(BinaryIO, file)
 
+    def read(self, name: str) -> bytes:
+        """Return the whole content of a blob."""
+        with self.reader(name) as file, translate(name):
+            return file.read()
+
     def size(self, name: str) -> int:
         """Return how many bytes a blob has."""
         with translate(name):
