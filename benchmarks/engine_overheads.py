@@ -153,7 +153,9 @@ def verdicts(figures: Figures) -> list[str]:
         lines.append(f"prefix caching at 0 % hits: {worst:.3%} {_kept(worst < MOST_CACHING)}")
     if rows := figures.get("blocks"):
         worst = max(row.ratio("scattered") for row in rows) - 1
-        lines.append(f"block table: {worst:+.1%} {_kept(worst < MOST_TABLE)}")
+        lines.append(f"blocks beside one block: {worst:+.1%} {_kept(worst < MOST_TABLE)}")
+        table = max(row.scatter for row in rows) - 1
+        lines.append(f"scattered beside in order: {table:+.1%} {_kept(table < MOST_TABLE)}")
     if rows := figures.get("hits"):
         least = min(row.saved for row in rows)
         lines.append(f"first token at 80 % hits: -{least:.1%} {_kept(least >= LEAST_SAVED)}")

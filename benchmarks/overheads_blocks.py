@@ -68,6 +68,12 @@ class BlockCosts:
         """The median of a layout's ratios."""
         return statistics.median(self.ratios[layout])
 
+    @property
+    def scatter(self) -> float:
+        """Scattered blocks beside blocks in order, which the table does the same for."""
+        pairs = zip(self.ratios["scattered"], self.ratios["in order"], strict=True)
+        return statistics.median(scattered / in_order for scattered, in_order in pairs)
+
 
 class Layouts:
     """Calls of attention over the same numbers, laid out in each way."""

@@ -12,10 +12,11 @@ from tidemill_gpuworker.steps.step_plan import StepPlan
 from tidemill_gpuworker.steps.step_scheduler import StepScheduler
 
 
-def bookkeeping_engine(num_blocks: int, block_size: int, step_tokens: int) -> Engine:
+def bookkeeping_engine(config: StepConfig, num_blocks: int, block_size: int) -> Engine:
     """Return an engine that schedules, but computes nothing: all get the same token."""
-    config = StepConfig(max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=step_tokens)
-    scheduler = StepScheduler(config, BlockManager(num_blocks, block_size))
+    caching = config.scheduling_mode == "continuous"
+    blocks = BlockManager(num_blocks, block_size, enable_prefix_caching=caching)
+    scheduler = StepScheduler(config, blocks)
     return Engine(_NoModel(), _NoSampler(), scheduler, _Counter)
 
 

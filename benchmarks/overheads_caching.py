@@ -16,6 +16,7 @@ from workloads import Request
 from tidemill_gpuworker.memory.block_manager import BlockManager
 from tidemill_gpuworker.memory.block_pool import BlockPool
 from tidemill_gpuworker.memory.prefix_lookup import PrefixLookup
+from tidemill_gpuworker.steps.step_config import StepConfig
 
 #: What a worker's steps hold on a CPU.
 STEP_TOKENS = 512
@@ -150,7 +151,8 @@ def _by_turns(
 def _scheduling(workload: Workload, seed: int) -> float:
     """By how many seconds a step's bookkeeping alone takes longer, without a model."""
     requests = workload.draw(50_000, seed)
-    engine = bookkeeping_engine(workload.num_blocks, BLOCK_SIZE, STEP_TOKENS)
+    config = StepConfig(max_model_len=8192, max_num_batched_tokens=STEP_TOKENS)
+    engine = bookkeeping_engine(config, workload.num_blocks, BLOCK_SIZE)
     seconds = {}
     for caching in (True, False) if seed % 2 else (False, True):
         model = ServedAgain(engine, 50_000)

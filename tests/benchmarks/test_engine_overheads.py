@@ -46,6 +46,7 @@ def test_every_layout_of_the_blocks_is_timed_beside_one_block(run: Any) -> None:
 
 def test_the_output_says_of_each_limit_whether_it_is_kept(run: Any) -> None:
     lines = run[0].splitlines()
-    for part in ("prefix caching at 0 % hits", "block table", "first token at 80 % hits"):
+    blocks = ("blocks beside one block", "scattered beside in order")
+    for part in ("prefix caching at 0 % hits", *blocks, "first token at 80 % hits"):
         [line] = [line for line in lines if line.startswith(f"{part}:")]
         assert line.endswith(("limit kept", "LIMIT MISSED"))
