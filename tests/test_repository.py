@@ -1,5 +1,6 @@
 """The repository's own rules."""
 
+import ast
 import importlib.util
 import itertools
 import re
@@ -13,6 +14,7 @@ from tidemill.protocol.library import library_source
 
 ROOT = Path(__file__).parents[1]
 SOURCE_ROOTS = ("producer", "scheduler", "gpuworker", "kernels")
+MAX_FUNCTION_LINES = 40
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 
@@ -35,6 +37,16 @@ def test_every_package_is_typed_and_checked_for_its_imports(package: str) -> Non
     assert (ROOT / package / "py.typed").exists()
     assert name in PYPROJECT["tool"]["mypy"]["packages"]
     assert name in PYPROJECT["tool"]["importlinter"]["root_packages"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "gpuworker").rglob("*.py")), ids=lambda path: path.stem
+)
+def test_no_function_of_the_worker_is_longer_than_a_page(path: Path) -> None:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    found = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, functions))
+    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in found}
+    assert not {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES}
 
 
 def test_every_package_of_a_source_root_is_in_the_wheel() -> None:

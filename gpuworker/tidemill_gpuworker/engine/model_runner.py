@@ -125,39 +125,51 @@ class ModelRunner:
         self._source = source or choose_model(model_dir)
         self.model_config = self._source.model_config
         self.max_model_len = _context_limit(self.model_config, max_model_len)
+        self._choose_numbers(device, dtype, kv_cache_dtype, block_size)
+        self._model_dir, self._wanted_quantization = model_dir, quantization
+        self._quantization = choose_quantization(model_dir, quantization)
+        self._adaptable = adaptable
+        self._lead(followers)
+        free = int(available_bytes(self._device) * memory_utilization)
+        self._model = self._load_model(kv_cache_bytes or free, num_blocks)
+        if self._device.type == "cuda" and num_blocks is None and kv_cache_bytes is None:
+            step = self._largest_step(max_num_seqs, max_num_batched_tokens, num_drafted)
+            kv_cache_bytes = self._profile(step, memory_utilization)
+        # What others gave back meanwhile is left alone: no position outgrows the model's tables.
+        free = min(free, int(available_bytes(self._device) * memory_utilization))
+        self._serve_from(self._make_cache(num_blocks, kv_cache_bytes or free), swap_space_bytes)
+
+    def _choose_numbers(
+        self, device: str, dtype: str, kv_cache_dtype: str, block_size: int
+    ) -> None:
         self.block_size = block_size
         self._device = parse_device(device)
         self.dtype = choose_dtype(dtype, self.model_config, self._device)
         self.kv_dtype = choose_kv_dtype(kv_cache_dtype, self.dtype)
         self.backend = _backend(self._device, block_size)
-        self._model_dir = model_dir
-        self._wanted_quantization = quantization
-        self._quantization = choose_quantization(model_dir, quantization)
+
+    def _lead(self, followers: Followers) -> None:
         self._followers = followers
-        self._adaptable = adaptable
         self._part = self._source.split(followers.place)
         # Every rank has as many blocks as there is room for where they are largest.
         self._largest_part = largest_part(self._source.split, followers.place)
-        free = int(available_bytes(self._device) * memory_utilization)
-        self._model = self._load_model(kv_cache_bytes or free, num_blocks)
-        if self._device.type == "cuda" and num_blocks is None and kv_cache_bytes is None:
-            largest = largest_step(
-                *(max_num_seqs, max_num_batched_tokens, self.max_model_len, block_size),
-                num_drafted=num_drafted,
-            )
-            kv_cache_bytes = self._profile(largest, memory_utilization)
-        # What others gave back meanwhile is left alone: no position outgrows the model's tables.
-        free = min(free, int(available_bytes(self._device) * memory_utilization))
-        self._cache = self._make_cache(num_blocks, kv_cache_bytes or free)
-        each = bytes_per_block(self._largest_part, block_size, self.kv_dtype)
+
+    def _largest_step(self, num_seqs: int, num_tokens: int, num_drafted: int) -> StepPlan:
+        sizes = num_seqs, num_tokens, self.max_model_len, self.block_size
+        return largest_step(*sizes, num_drafted=num_drafted)
+
+    def _serve_from(self, cache: KVCache, swap_space_bytes: int) -> None:
+        self._cache = cache
+        each = bytes_per_block(self._largest_part, self.block_size, self.kv_dtype)
         self.num_swap_blocks = num_swap_blocks_in(swap_space_bytes, each)
-        followers.make_cache(self.num_blocks, self.num_swap_blocks, self.kv_dtype)
+        self._followers.make_cache(self.num_blocks, self.num_swap_blocks, self.kv_dtype)
         copier = BlockCopier(self._cache, self.num_swap_blocks)
-        self._copier = LeadingCopier(copier, followers)
+        self._copier = LeadingCopier(copier, self._followers)
         _logger.info(
             "loaded %s as %s on %s: %d KV blocks of %d tokens as %s, %d bytes a token, %s kernels",
-            *(model_dir.name, self.dtype, device, self.num_blocks, block_size, self.kv_dtype),
-            *(each // block_size, self.backend.name),
+            *(self._model_dir.name, self.dtype, self._device),
+            *(self.num_blocks, self.block_size, self.kv_dtype),
+            *(each // self.block_size, self.backend.name),
         )
 
     @property

@@ -23,26 +23,7 @@ def load_served_model(
         from tidemill_gpuworker.loading.model_setup import load_model
 
         return load_model(config, on_step)
-    if config.num_ranks > 1:
-        raise ConfigError(
-            f"a model for {task} is not split over several ranks",
-            fix="Leave out --tensor-parallel-size and --pipeline-parallel-size.",
-        )
-    if config.quantization is not None:
-        raise ConfigError(
-            f"--quantization is for models that generate, this one is for {task}",
-            fix="Leave it out.",
-        )
-    if config.lora is not None:
-        raise ConfigError(
-            f"--enable-lora is for models that generate, this one is for {task}",
-            fix="Leave it out.",
-        )
-    if config.kv_cache_dtype != "auto":
-        raise ConfigError(
-            f"--kv-cache-dtype is for models that generate, this one is for {task}",
-            fix="Leave it out.",
-        )
+    _check_options(config, task)
     if task == "transcribe":
         from tidemill_gpuworker.speech.setup import load_speech_model
 
@@ -50,3 +31,23 @@ def load_served_model(
     from tidemill_gpuworker.pooling.setup import load_pooling_model
 
     return load_pooling_model(config, task, on_step)
+
+
+def _check_options(config: WorkerConfig, task: str) -> None:
+    """Raise ``ConfigError`` for what models that generate alone can do."""
+    if config.num_ranks > 1:
+        raise ConfigError(
+            f"a model for {task} is not split over several ranks",
+            fix="Leave out --tensor-parallel-size and --pipeline-parallel-size.",
+        )
+    given = {
+        "--quantization": config.quantization is not None,
+        "--enable-lora": config.lora is not None,
+        "--kv-cache-dtype": config.kv_cache_dtype != "auto",
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"{option} is for models that generate, this one is for {task}",
+                fix="Leave it out.",
+            )

@@ -99,22 +99,7 @@ class WorkerProcess:
             adapters=model.adapters,
         )
         self._loop_clock, self._reader_clock = WorkClock(), WorkClock()
-        self._loader = ClaimLoader(
-            self._client,
-            self._keys,
-            model.info.worker_id,
-            model.card,
-            model.tokenizer,
-            self._reader_clock,
-            kinds=model.kinds,
-            adapters=model.adapters,
-        )
-        self._reader = CommandReader(
-            self._client,
-            self._keys.commands(model.info.worker_id),
-            Intake(self._loader, self._jobs, self._inbox),
-            block_ms=config.block_ms,
-        )
+        self._wire_inbound(model)
         self._wire_outbound(model)
         self._wire_engine(model)
         self._threads = {
@@ -171,6 +156,24 @@ class WorkerProcess:
     ) -> Background:
         delay = self._config.max_delay_seconds
         return Background(name, turn, self._died, wake, max_delay_seconds=delay)
+
+    def _wire_inbound(self, model: ServedModel) -> None:
+        self._loader = ClaimLoader(
+            self._client,
+            self._keys,
+            model.info.worker_id,
+            model.card,
+            model.tokenizer,
+            self._reader_clock,
+            kinds=model.kinds,
+            adapters=model.adapters,
+        )
+        self._reader = CommandReader(
+            self._client,
+            self._keys.commands(model.info.worker_id),
+            Intake(self._loader, self._jobs, self._inbox),
+            block_ms=self._config.block_ms,
+        )
 
     def _wire_outbound(self, model: ServedModel) -> None:
         alarm = Alarm()
