@@ -13,7 +13,6 @@ from tidemill_gpuworker.options.option_values import (
     num_logprobs,
     num_outputs,
     share,
-    usage,
 )
 from tidemill_gpuworker.options.worker_config import KV_CACHE_DTYPES
 from tidemill_gpuworker.speculation.config import parse_speculative_config
@@ -47,7 +46,7 @@ def add_cache_size_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--gpu-memory-utilization",
-        type=usage,
+        type=share,
         default=0.9,
         metavar="SHARE",
         help="share of the GPU's memory that this worker may use: weights, the largest step and"
