@@ -13,6 +13,7 @@ from tidemill_gpuworker.options.option_values import (
     num_logprobs,
     num_outputs,
     share,
+    usage,
 )
 from tidemill_gpuworker.options.worker_config import KV_CACHE_DTYPES
 from tidemill_gpuworker.speculation.config import parse_speculative_config
@@ -46,7 +47,7 @@ def add_cache_size_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--gpu-memory-utilization",
-        type=share,
+        type=usage,
         default=0.9,
         metavar="SHARE",
         help="share of the GPU's memory that this worker may use: weights, the largest step and"

@@ -1,16 +1,38 @@
 """Values of command-line options; argparse tells what is wrong with one."""
 
 import argparse
+import re
+from decimal import Decimal
 
 from tidemill.protocol.sampling import ALL_LOGPROBS, MAX_N
 
+#: Larger ones are mistakes, and no machine has as much.
+MAX_GIB = float(1 << 30)
+
+_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kmgt])", re.IGNORECASE)
+_POWERS = "kmgt"
+
 
 def count(text: str) -> int:
-    """Read a count of 1 or more."""
-    value = int(text)
+    """Read a count of 1 or more; as in vLLM ``8k`` is 8,000 and ``8K`` 8,192, up to t and T."""
+    value = _number(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
+
+
+def _number(text: str) -> int:
+    suffixed = _SUFFIXED.fullmatch(text.strip())
+    if suffixed is None:
+        return int(text)
+    number, suffix = suffixed.groups()
+    if suffix.islower():
+        return int(Decimal(number) * 1000 ** (_POWERS.index(suffix) + 1))
+    if "." in number:
+        raise argparse.ArgumentTypeError(
+            f"{text} is no whole number: {suffix} is a power of 1024, {suffix.lower()} of 1000"
+        )
+    return int(number) << 10 * (_POWERS.index(suffix.lower()) + 1)
 
 
 def num_outputs(text: str) -> int:
@@ -37,17 +59,33 @@ def share(text: str) -> float:
     return value
 
 
+def usage(text: str) -> float:
+    """Read a share that is more than 0, and may be all."""
+    value = float(text)
+    if not 0.0 < value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text} is not a share above 0, up to 1")
+    return value
+
+
 def gib(text: str) -> float:
     """Read a number of GiB."""
     value = float(text)
-    if not 0.0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of GiB")
+    if not 0.0 <= value <= MAX_GIB:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of GiB, up to {MAX_GIB:,.0f}")
     return value
 
 
 def seconds(text: str) -> float:
     """Read a number of seconds."""
     return _duration(text, "seconds")
+
+
+def positive_seconds(text: str) -> float:
+    """Read a number of seconds above 0."""
+    value = seconds(text)
+    if not value:
+        raise argparse.ArgumentTypeError("0 seconds are no time at all")
+    return value
 
 
 def ms(text: str) -> float:

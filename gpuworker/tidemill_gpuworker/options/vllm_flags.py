@@ -4,10 +4,16 @@ Names and meanings are those of vLLM 0.8 to 0.33, where several of them come and
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidemill.protocol.errors import ConfigError
+from tidemill_gpuworker.options.vllm_other_flags import (
+    OTHER_FLAGS,
+    WITH_SEVERAL_VALUES,
+    Noted,
+    Refused,
+    Renamed,
+)
 
 
 class Translation(NamedTuple):
@@ -17,33 +23,9 @@ class Translation(NamedTuple):
     notes: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Renamed:
-    """A flag with a value, which another of ours takes."""
-
-    ours: str
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """A flag without effect: ``values`` are those it may have, none for any; None: it has none."""
-
-    note: str
-    values: tuple[str, ...] | None = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A flag whose meaning cannot be had here; ``fix`` tells what to do in its place."""
-
-    reason: str
-    fix: str
-
-
 _SWITCH = None
-_GATEWAY = Refused("is a matter of HTTP, which workers do not speak", "Leave it out.")
 
-FLAGS: dict[str, Renamed | Noted | Refused] = {
+FLAGS: dict[str, Renamed | Noted | Refused] = OTHER_FLAGS | {
     "--kv-offloading-size": Renamed("--swap-space"),
     "--shutdown-timeout": Renamed("--drain-seconds"),
     "--seed": Noted("every job has a seed of its own"),
@@ -78,36 +60,83 @@ FLAGS: dict[str, Renamed | Noted | Refused] = {
     "--revision": Refused("is part of the name", "Write --model NAME@REVISION."),
     "--download-dir": Refused("is a matter of the hub's cache", "Set HF_HOME."),
     "--tokenizer": Refused("is part of the model's directory", "Put tokenizer.json into it."),
-    "--host": _GATEWAY,
-    "--port": _GATEWAY,
-    "--api-key": _GATEWAY,
     "--chat-template": Refused(
         "is part of the model's directory", "Put it there as chat_template.jinja."
     ),
-    "--tool-call-parser": _GATEWAY,
-    "--reasoning-parser": _GATEWAY,
 }
 
 
+#: Values of our flags that vLLM has other names for; "" leaves the flag out.
+VALUES = {
+    "--dtype": {"half": "float16", "float": "float32"},
+    "--quantization": {"gptq_marlin": "gptq", "awq_marlin": "awq", "None": ""},
+    "--max-model-len": {"auto": "", "-1": ""},
+}
+#: Our switches that may have "=true" or "=false" behind them.
+_SWITCHES = ("--enable-prefix-caching", "--enable-chunked-prefill")
+
+
 def translate(arguments: Sequence[str]) -> Translation:
-    """Put flags of vLLM into ours; raises ``ConfigError`` for those that are refused."""
+    """Put flags of vLLM into ours; raises ``ConfigError`` for those that are refused.
+
+    Names may have underscores in place of dashes, and a dot behind the name of an object for one of
+    its fields.
+    """
     rest = list(arguments)
     result = Translation([], [])
     while rest:
         name, equals, value = rest.pop(0).partition("=")
-        flag = FLAGS.get(name)
-        if flag is None:
-            result.arguments.append(name + equals + value)
-        elif isinstance(flag, Refused):
-            raise ConfigError(f"{name} {flag.reason}", fix=flag.fix)
-        elif isinstance(flag, Renamed):
-            result.arguments.append(flag.ours + equals + value)
-            result.notes.append(f"{name} is {flag.ours} here")
-        else:
-            if flag.values is not None:
-                _check(name, flag.values, value if equals else _take(name, rest))
-            result.notes.append(f"{name} changes nothing: {flag.note}")
+        if name.startswith("--"):
+            name = name.replace("_", "-")
+        if equals:
+            rest.insert(0, value)
+        _translate_one(name, bool(equals), rest, result)
     return result
+
+
+def _translate_one(name: str, has_value: bool, rest: list[str], result: Translation) -> None:
+    """Put the flag ``name`` into ours, taking its value from ``rest``; ``has_value``: by a "="."""
+    flag = FLAGS.get(name) or FLAGS.get(_object(name))
+    if isinstance(flag, Refused):
+        raise ConfigError(f"{name} {flag.reason}", fix=flag.fix)
+    if isinstance(flag, Noted):
+        _take_along(name, flag, has_value, rest)
+        result.notes.append(f"{name} changes nothing: {flag.note}")
+        return
+    if flag is not None:
+        result.notes.append(f"{name} is {flag.ours} here")
+        name = flag.ours
+    result.arguments.extend(_ours(name, has_value, rest))
+
+
+def _object(name: str) -> str:
+    """Return the flag whose value is an object, of one that sets a field of it; ``-O3`` is -O."""
+    return "-O" if name.startswith("-O") else name.partition(".")[0]
+
+
+def _ours(name: str, has_value: bool, rest: list[str]) -> list[str]:
+    if has_value and name in _SWITCHES:
+        return [_switched(name, rest.pop(0))]
+    if name in VALUES and rest and (has_value or not rest[0].startswith("--")):
+        given = rest.pop(0)
+        value = VALUES[name].get(given, given)
+        return [f"{name}={value}"] if value else []
+    return [f"{name}={rest.pop(0)}"] if has_value else [name]
+
+
+def _switched(name: str, value: str) -> str:
+    off = f"--no-{name.removeprefix('--')}"
+    if value.lower() not in ("true", "false"):
+        raise ConfigError(f"{name} {value!r} is neither", fix=f"Write {name} or {off}.")
+    return name if value.lower() == "true" else off
+
+
+def _take_along(name: str, flag: Noted, has_value: bool, rest: list[str]) -> None:
+    if flag.values is None or (name.startswith("-O") and name != "-O"):
+        return
+    _check(name, flag.values, _take(name, rest))
+    while name in WITH_SEVERAL_VALUES and not has_value and rest and rest[0][0] != "-":
+        rest.pop(0)
 
 
 def _take(name: str, rest: list[str]) -> str:

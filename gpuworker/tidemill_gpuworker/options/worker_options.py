@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from tidemill.protocol.errors import ConfigError
 from tidemill_gpuworker.options import engine_options
-from tidemill_gpuworker.options.option_values import count, seconds
+from tidemill_gpuworker.options.option_values import count, positive_seconds, seconds
 from tidemill_gpuworker.options.worker_config import QUANTIZATIONS
 
 _DESCRIPTION = """\
@@ -158,7 +158,7 @@ def _add_process_options(group: argparse._ArgumentGroup) -> None:
 def _add_time_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--max-step-seconds",
-        type=seconds,
+        type=positive_seconds,
         default=60.0,
         metavar="S",
         help="a step that takes longer, or a prompt, counts as hung (%(default)s)",
