@@ -108,6 +108,7 @@ class JobStatus:
     error: str | None = None
     batch: str | None = None
     parent: str | None = None
+    tenant: str = "default"
 
 
 def log_page(keys: ShardKeys, job_id: str, after: str) -> Read[LogPage]:
@@ -140,7 +141,7 @@ def location(keys: ShardKeys, job_id: str) -> Read[Location | None]:
 
 _STATUS_FIELDS = (
     *("st", "md", "pr", "n", "at", "ts", "td", "tf", "te"),
-    *("dl", "rt", "mx", "err", "bid", "par"),
+    *("dl", "rt", "mx", "err", "bid", "par", "tn"),
 )
 
 
@@ -282,6 +283,7 @@ def _job_status(
         error=(end and end.error) or _optional_text(fields["err"]),
         batch=_optional_text(fields["bid"]),
         parent=_optional_text(fields["par"]),
+        tenant=require_text("tn", fields["tn"]),
     )
 
 

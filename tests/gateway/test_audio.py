@@ -1,6 +1,5 @@
 """Speech over HTTP: the transcripts of the SDK in all forms, files of all sizes."""
 
-import io
 import json
 import re
 from collections.abc import Iterator
@@ -8,17 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-import numpy as np
 import pytest
-import soundfile
-import torch
-import transformers
 from openai.types.audio import TranscriptionTextDoneEvent
 
 from gateway.conftest import MODEL, Site
+from gateway.speech import LONG, SHORT, compressed, save_sure_whisper
 from gateway.workers import worker
 from openai import OpenAI
-from support.tiny_whisper import save_tiny_whisper
 from support.wait import wait_until
 from tidemill import Producer, Transcription
 from tidemill.protocol.requests import MAX_AUDIO_BYTES, MAX_STORED_AUDIO_BYTES
@@ -26,28 +21,9 @@ from tidemill.protocol.requests import MAX_AUDIO_BYTES, MAX_STORED_AUDIO_BYTES
 PATH = "/v1/audio/transcriptions"
 
 
-def noise(seconds: float, form: str, rate: int, loudness: float) -> bytes:
-    """The content of a file of noise."""
-    samples = np.random.default_rng(7).normal(0, loudness, round(seconds * rate))
-    file = io.BytesIO()
-    soundfile.write(file, samples, rate, format=form)
-    return file.getvalue()
-
-
-SHORT = noise(2.0, "FLAC", 16_000, 0.05)
-#: Two windows, and more than fits into a message; so quiet that it can be compressed well.
-LONG = noise(31.0, "WAV", 8_000, 0.0002)
-
-
 @pytest.fixture(scope="module")
 def whisper_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = save_tiny_whisper(tmp_path_factory.mktemp("whisper"))
-    model = transformers.WhisperForConditionalGeneration.from_pretrained(directory)
-    with torch.no_grad():
-        # So sure of itself that no window is decoded again by chance.
-        model.model.decoder.layer_norm.weight *= 30
-    model.save_pretrained(directory)
-    return directory
+    return save_sure_whisper(tmp_path_factory.mktemp("whisper"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -161,14 +137,6 @@ def test_a_stream_tells_the_text_in_pieces_and_then_whole(
     assert joined.strip() == last.text and not joined.startswith(" ")
     assert last.usage is not None and last.usage.input_tokens == 2 * 1500
     assert last.text == producer.transcribe(compressed(), model="whisper", timestamps="none").text
-
-
-def compressed() -> bytes:
-    """The samples of the long file, small enough for a message."""
-    samples, rate = soundfile.read(io.BytesIO(LONG), dtype="int16")
-    file = io.BytesIO()
-    soundfile.write(file, samples, rate, format="FLAC")
-    return file.getvalue()
 
 
 def test_options_reach_the_model(site: Site, producer: Producer) -> None:

@@ -48,6 +48,26 @@ async def receive_audio(call: Call) -> AudioForm:
         return AudioForm(fields, await receiver.finish(form.filename))
 
 
+async def stored_audio(call: Call, file_id: str) -> StoredAudio:
+    """Return one of the caller's files as audio.
+
+    Raises ``NoSuchObject``, ``RequestTooLarge`` or ``BlobError``.
+    """
+    file, pieces = await call.state.batches(call.identity.tenant).content(file_id)
+    if file.num_bytes > MAX_STORED_AUDIO_BYTES:
+        raise _too_large("file_id")
+    digest, header = sha256(), b""
+    async for piece in pieces:
+        digest.update(piece)
+        header = header or piece[:_HEADER_BYTES]
+    return StoredAudio(
+        file_id=file_id,
+        num_bytes=file.num_bytes,
+        seconds=audio_seconds(header, file.num_bytes),
+        sha256=digest.hexdigest(),
+    )
+
+
 async def check_store(call: Call, card: ModelCard) -> None:
     """Raise ``InvalidRequest`` unless the model's workers read the gateway's blob store."""
     mine = await asyncio.to_thread(call.state.blob_identity)
@@ -58,6 +78,14 @@ async def check_store(call: Call, card: ModelCard) -> None:
             field="file",
             fix="Set TIDEMILL_BLOB_URL to one place for both, or send a smaller file.",
         )
+
+
+def _too_large(field: str) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"{field}: it has more than {MAX_STORED_AUDIO_BYTES} bytes",
+        field=field,
+        fix="Compress it, or send it in pieces.",
+    )
 
 
 def _fields(form: UploadForm) -> dict[str, Any]:
@@ -97,11 +125,7 @@ class _Receiver:
         """Take the next piece."""
         self._num_bytes += len(data)
         if self._num_bytes > MAX_STORED_AUDIO_BYTES:
-            raise RequestTooLarge(
-                f"file: it has more than {MAX_STORED_AUDIO_BYTES} bytes",
-                field="file",
-                fix="Compress it, or send it in pieces.",
-            )
+            raise _too_large("file")
         self._digest.update(data)
         self._header += data[: _HEADER_BYTES - len(self._header)]
         self._pending += data
