@@ -1,6 +1,10 @@
 """GGUF files: converted once, into weights and a tokenizer that are the file's."""
 
 import os
+import signal
+import struct
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -20,6 +24,9 @@ from tidemill_gpuworker.engine.model_runner import ModelRunner
 from tidemill_gpuworker.loading import gguf_model
 from tidemill_gpuworker.loading.gguf_model import gguf_model_dir
 from tidemill_gpuworker.loading.model_finder import find_model_dir
+
+#: Of a file without tensors and fields.
+HEADER = b"GGUF" + struct.pack("<IQQ", 3, 0, 0)
 
 
 class Conversion:
@@ -57,14 +64,14 @@ def conversion(monkeypatch: pytest.MonkeyPatch) -> Conversion:
 def gguf(tmp_path: Path) -> Path:
     path = tmp_path / "files" / "tiny.gguf"
     path.parent.mkdir()
-    path.write_bytes(b"GGUF one")
+    path.write_bytes(HEADER + b"one")
     return path
 
 
 def test_a_file_is_converted_once(conversion: Conversion, gguf: Path, tmp_path: Path) -> None:
     report = Phases()
     made = gguf_model_dir(gguf, tmp_path, report)
-    assert (made / "config.json").read_bytes() == b"GGUF one"
+    assert (made / "config.json").read_bytes() == HEADER + b"one"
     assert report.titles == ["Converting tiny.gguf to safetensors (once)"]
     assert find_model_dir(str(gguf), tmp_path, report) == made
     assert find_model_dir(str(gguf.parent), tmp_path, report) == made
@@ -75,10 +82,10 @@ def test_a_file_that_changed_is_converted_anew(
     conversion: Conversion, gguf: Path, tmp_path: Path
 ) -> None:
     first = gguf_model_dir(gguf, tmp_path, SilentReport())
-    gguf.write_bytes(b"GGUF two")
+    gguf.write_bytes(HEADER + b"two")
     os.utime(gguf, ns=(1, 1))
     second = gguf_model_dir(gguf, tmp_path, SilentReport())
-    assert (second / "config.json").read_bytes() == b"GGUF two"
+    assert (second / "config.json").read_bytes() == HEADER + b"two"
     assert second != first
 
 
@@ -177,3 +184,52 @@ def test_the_real_file_becomes_the_demo_model(demo_model_dir: Path, tmp_path: Pa
     )
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (struct.pack("<IQQ", 3, 2**31 - 1, 65535), "announces 2,147,483,647 tensors and 65,535"),
+        (struct.pack("<IQQ", 3, 1, 0), "announces 1 tensors"),
+        (struct.pack("<IQQ", 3, 0, 2**64 - 1), "cannot hold"),
+        (struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+        (struct.pack("<I", 3), "ends within its header"),
+    ],
+)
+def test_a_file_that_holds_less_than_it_announces_is_refused_at_once(
+    conversion: Conversion, gguf: Path, tmp_path: Path, header: bytes, reason: str
+) -> None:
+    gguf.write_bytes(b"GGUF" + header)
+    with pytest.raises(DamagedModel, match=reason):
+        gguf_model_dir(gguf, tmp_path, SilentReport())
+    assert conversion.calls == 0
+
+
+def test_a_worker_that_is_told_to_end_leaves_no_conversion_behind(
+    gguf: Path, tmp_path: Path, redis_url: str
+) -> None:
+    # Its process takes seconds to import what converts.
+    gguf.write_bytes(HEADER + b"nothing")
+    worker = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tidemill_gpuworker",
+            "--model",
+            str(gguf),
+            "--redis-url",
+            redis_url,
+        ],
+        env=os.environ | {"TIDEMILL_CACHE_DIR": str(tmp_path / "cache")},
+        stderr=subprocess.PIPE,
+    )
+    with worker:
+        converting = wait_until(lambda: children_of(worker.pid))
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 130
+    assert not any(Path(f"/proc/{pid}").exists() for pid in converting)
+    assert not any(path.is_dir() for path in (tmp_path / "cache" / "models").iterdir())
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

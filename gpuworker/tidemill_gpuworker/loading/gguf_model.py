@@ -1,6 +1,7 @@
 """A GGUF file as a Hugging Face directory in the user's cache, converted once."""
 
 import shutil
+import struct
 import tempfile
 from hashlib import sha256
 from pathlib import Path
@@ -11,6 +12,10 @@ from tidemill_gpuworker.loading.gguf_conversion import convert
 from tidemill_gpuworker.loading.model_cache import lock, writable
 
 _MAGIC = b"GGUF"
+#: Behind the magic: version, number of tensors, number of fields; and the least bytes of each.
+_COUNTS = struct.Struct("<IQQ")
+_VERSIONS = (2, 3)
+_TENSOR_BYTES, _FIELD_BYTES = 24, 13
 #: Raised whenever the conversion's outcome changes, so that old directories are made anew.
 _FORMAT = 1
 
@@ -22,11 +27,11 @@ def gguf_model_dir(gguf: Path, cache_dir: Path, report: ProgressReport) -> Path:
     processes at once one converts and the others wait.
 
     Raises:
-        DamagedModel: it is not a GGUF file.
+        DamagedModel: it is not a GGUF file, or holds less than it announces.
         ModelError: it cannot be converted.
         ConfigError: the cache cannot be written.
     """
-    _check_magic(gguf)
+    _check_header(gguf)
     target = cache_dir / "models" / f"{gguf.stem}-{_fingerprint(gguf)}"
     if _is_complete(target):
         return target
@@ -61,13 +66,34 @@ def _fingerprint(gguf: Path) -> str:
     return sha256(facts.encode()).hexdigest()[:16]
 
 
-def _check_magic(gguf: Path) -> None:
+def _check_header(gguf: Path) -> None:
     try:
         with gguf.open("rb") as file:
-            magic = file.read(len(_MAGIC))
+            magic, counts = file.read(len(_MAGIC)), file.read(_COUNTS.size)
+            size = gguf.stat().st_size
     except OSError as error:
         raise DamagedModel(
             f"{gguf} cannot be read: {error.strerror}", fix="Check its permissions."
         ) from error
     if magic != _MAGIC:
         raise DamagedModel(f"{gguf} is not a GGUF file", fix="Download it again.")
+    _check_counts(gguf, counts, size)
+
+
+def _check_counts(gguf: Path, counts: bytes, size: int) -> None:
+    """Refuse what could not hold as much as it announces, which would be read for hours."""
+    if len(counts) < _COUNTS.size:
+        raise DamagedModel(f"{gguf} ends within its header", fix="Download it again.")
+    version, num_tensors, num_fields = _COUNTS.unpack(counts)
+    if version not in _VERSIONS:
+        raise DamagedModel(
+            f"{gguf} has version {version} of GGUF, or its bytes in big-endian order",
+            fix="Convert it anew with today's llama.cpp, which writes version 3.",
+        )
+    header = len(_MAGIC) + _COUNTS.size
+    if header + num_tensors * _TENSOR_BYTES + num_fields * _FIELD_BYTES > size:
+        raise DamagedModel(
+            f"{gguf} announces {num_tensors:,} tensors and {num_fields:,} fields, which {size:,}"
+            " bytes cannot hold",
+            fix="Download it again.",
+        )
