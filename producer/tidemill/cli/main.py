@@ -24,7 +24,7 @@ from tidemill.cli import (
     tenant,
     up,
 )
-from tidemill.cli.plugins import CommandGroup
+from tidemill.cli.plugins import CommandGroup, PassingCommand
 from tidemill.protocol.errors import Overloaded, TidemillError
 
 app = typer.Typer(
@@ -41,7 +41,7 @@ First steps: `tidemill demo` answers prompts with a small real model.
 `tidemill submit "Why is the sky blue?"` or `tidemill bulk run in.jsonl -o out.jsonl`.
 """,
 )
-app.command("up")(up.up)
+app.command("up", cls=PassingCommand)(up.up)
 app.command("worker", context_settings=processes.PASS_ON)(processes.worker)
 app.command("scheduler", context_settings=processes.PASS_ON)(processes.scheduler)
 app.command("gateway", context_settings=processes.PASS_ON)(gateway.gateway)

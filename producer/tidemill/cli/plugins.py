@@ -1,14 +1,15 @@
-"""Commands that other packages bring along.
+"""Commands that other packages bring along, and words that commands pass on.
 
 The command line imports no other process; a package that has something to offer names it in the
 entry point group ``tidemill.commands``, and it is there wherever the package is installed.
 """
 
+import itertools
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from tidemill.protocol.errors import ConfigError
 
@@ -41,3 +42,21 @@ def _load(entry_point: EntryPoint) -> typer.Typer:
             fix='Install it with: pip install "tidemill[all]".',
         ) from error
     return app
+
+
+class PassingCommand(TyperCommand):
+    """A command whose words behind ``--`` are options of another, and which says so if need be."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words; raises ``ConfigError`` for an option that this command does not have."""
+        own = {
+            name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)
+        }
+        for word in itertools.takewhile(lambda word: word != "--", args):
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in own:
+                raise ConfigError(
+                    f"{ctx.command_path} has no option {name}",
+                    fix=f"Options of the worker come behind --: {ctx.command_path} -- {word} ...",
+                )
+        return list(super().parse_args(ctx, args))
