@@ -85,7 +85,7 @@ async def answer(call: Call, plan: Plan) -> Response:
                 results = await jobs.results()
     except ClientGone:
         return Response(status_code=CLIENT_GONE_STATUS)
-    usage = _note_usage(call, [result.usage for result in results])
+    usage = note_usage(call, [result.usage for result in results])
     return json_response({**plan.shape.body(results, envelope), "usage": usage})
 
 
@@ -117,7 +117,7 @@ async def _stream(
         async with aclosing(_events(call, plan, jobs, envelope, usages)) as events:
             async for data in events:
                 yield data
-    usage = _note_usage(call, usages)
+    usage = note_usage(call, usages)
     if plan.includes_usage:
         yield event(orjson.dumps(envelope.around([], usage=usage)))
 
@@ -134,7 +134,7 @@ async def _events(
                 continue
             if is_first:
                 is_first = False
-                _note_first_token(call)
+                note_first_token(call)
             yield data
 
 
@@ -148,13 +148,15 @@ def _told(events: Events, pieces: Iterable[Piece]) -> bytes:
     return b"".join(told)
 
 
-def _note_first_token(call: Call) -> None:
+def note_first_token(call: Call) -> None:
+    """Count how long the first token of a stream took."""
     route = call.request.scope["route"].path
     seconds = time.monotonic() - call.began_at
     call.state.metrics.first_token_seconds.labels(route).observe(seconds)
 
 
-def _note_usage(call: Call, usages: Sequence[Usage]) -> dict[str, Any]:
+def note_usage(call: Call, usages: Sequence[Usage]) -> dict[str, Any]:
+    """Count the tokens of an answer; returns its usage."""
     usage = usage_of(usages)
     tokens = call.state.metrics.tokens
     tokens.labels("prompt").inc(usage["prompt_tokens"])

@@ -1,0 +1,38 @@
+"""``/v1/messages``, for clients of Anthropic's API."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from tidemill.gateway.call import CurrentCall
+from tidemill.gateway.messaging import answer_message, count_tokens
+from tidemill.gateway.openai_models.messages import (
+    CountedRequest,
+    Message,
+    MessagesRequest,
+    TokenCount,
+)
+
+router = APIRouter(tags=["messages"])
+
+_STREAM_OR_BODY: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The whole message or, with `stream`, server-sent events from"
+        " `message_start` to `message_stop`",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+
+
+@router.post("/v1/messages", response_model=Message, responses=_STREAM_OR_BODY)
+async def create_message(call: CurrentCall, body: MessagesRequest) -> Response:
+    """Continue a conversation."""
+    call.identity.require("submit")
+    return await answer_message(call, body)
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_message_tokens(call: CurrentCall, body: CountedRequest) -> TokenCount:
+    """Count the tokens of a conversation."""
+    return TokenCount(input_tokens=await count_tokens(call, body))
