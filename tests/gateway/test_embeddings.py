@@ -10,6 +10,7 @@ import pytest
 
 from gateway.client import post
 from gateway.conftest import MODEL, Site
+from gateway.document import check
 from gateway.workers import worker
 from openai import OpenAI
 from support.tiny_encoders import MAX_POSITIONS, make_tokenizer, save_bert, save_cross_encoder
@@ -38,6 +39,7 @@ def tell(site: Site, path: str, **body: Any) -> dict[str, Any]:
     answer = post(site, path, body)
     assert answer.status_code == 200, answer.text
     told: dict[str, Any] = answer.json()
+    check(site.url, path, told)
     return told
 
 

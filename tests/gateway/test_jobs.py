@@ -11,6 +11,7 @@ import pytest
 
 from gateway.client import post
 from gateway.conftest import MODEL, Site
+from gateway.document import check
 from gateway.speech import LONG, SHORT, compressed, save_sure_whisper
 from gateway.workers import worker
 from support.tiny_encoders import save_bert
@@ -24,6 +25,7 @@ def submit(site: Site, headers: dict[str, str] | None = None, **body: Any) -> di
     answer = post(site, "/v1/jobs", {"model": MODEL, **body}, **(headers or {}))
     assert answer.status_code == 202, answer.text
     told: dict[str, Any] = answer.json()
+    check(site.url, "/v1/jobs", told, status="202")
     return told
 
 
@@ -35,6 +37,7 @@ def result_of(site: Site, job_id: str) -> dict[str, Any]:
     answer = get(site, f"{job_id}/result?wait=60")
     assert answer.status_code == 200, answer.text
     told: dict[str, Any] = answer.json()
+    check(site.url, "/v1/jobs/{job_id}/result", told, method="get")
     return told
 
 
@@ -62,6 +65,7 @@ def test_a_job_ends_without_anybody_waiting_and_its_result_is_that_of_the_sdk(
     assert [each["logprob"] for each in choice["logprobs"]] == [e.logprob for e in true.logprobs]
     assert told["usage"]["completion_tokens"] == 6
     status = get(site, job["id"]).json()
+    check(site.url, "/v1/jobs/{job_id}", status, method="get")
     assert status["status"] == "done" and status["num_tokens"] == 6
     assert status["created_at"] <= status["started_at"] <= status["ended_at"]
 
@@ -102,7 +106,8 @@ def test_a_job_outlives_those_who_follow_it_and_ends_when_it_is_cancelled(
     status = get(site, job["id"]).json()["status"]
     assert status == "running"
     early = get(site, f"{job['id']}/result")
-    assert early.status_code == 202 and early.json()["object"] == "job"
+    assert early.status_code == 202
+    check(site.url, "/v1/jobs/{job_id}/result", early.json(), method="get", status="202")
     cancelled = httpx.post(f"{site.url}/v1/jobs/{job['id']}/cancel").json()
     assert cancelled["status"] == "cancelled" and cancelled["id"] == job["id"]
     told = result_of(site, job["id"])

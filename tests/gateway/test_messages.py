@@ -8,6 +8,7 @@ import pytest
 
 from gateway.client import ask, post
 from gateway.conftest import MODEL, Site
+from gateway.document import check
 from support.wait import wait_until
 
 PATH = "/v1/messages"
@@ -62,6 +63,7 @@ def rebuilt(told: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_a_message_is_the_chat_of_the_same_conversation(site: Site) -> None:
     told = ask(site, PATH, messages=HELLO, system="Be brief.", **GREEDY)
+    check(site.url, PATH, told)
     chat = [{"role": "system", "content": "Be brief."}, *HELLO]
     true = ask(site, "/v1/chat/completions", messages=chat, **GREEDY)
     [choice] = true["choices"]
