@@ -47,6 +47,7 @@ def test_blocks_become_the_messages_of_a_chat_in_their_order() -> None:
     ]
     assert not is_begun(told) and not is_begun(told[:3])
     assert is_begun([*told, {"role": "assistant", "content": "Well"}])
+    assert not is_begun([*told, {"role": "assistant", "content": " "}])
 
 
 @pytest.mark.parametrize(

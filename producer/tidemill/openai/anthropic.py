@@ -28,7 +28,8 @@ def chat_messages(system: object, messages: object) -> list[dict[str, Any]]:
 def is_begun(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the last message of a chat is the beginning of the answer."""
     last = messages[-1]
-    return last["role"] == "assistant" and bool(last.get("content")) and "tool_calls" not in last
+    has_text = bool(str(last.get("content") or "").strip())
+    return last["role"] == "assistant" and has_text and "tool_calls" not in last
 
 
 def chat_tools(tools: Sequence[object] | None) -> list[dict[str, Any]] | None:
