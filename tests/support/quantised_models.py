@@ -183,24 +183,31 @@ def make_plain_model() -> transformers.PreTrainedModel:
 
 def write_quantised(name: str, directory: Path) -> transformers.PreTrainedModel:
     """Write the model in the format of that name; return the plain model that it stands for."""
-    model, quantised = make_plain_model(), FORMATS[name]
+    model = make_plain_model()
+    quantise(model, FORMATS[name], directory)
+    return model
+
+
+def quantise(model: transformers.PreTrainedModel, to: QuantisedFormat, directory: Path) -> None:
+    """Write a Llama to ``directory``, without a tokenizer, and make it what was written."""
     stored: dict[str, torch.Tensor] = {}
     plain = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del plain["lm_head.weight"]
     for key, value in list(plain.items()):
         layer = key.removesuffix(".weight")
         is_quantised = value.dim() == 2 and ".layers." in key
-        if not is_quantised or any(f".{part}." in f".{layer}." for part in quantised.plain):
+        if not is_quantised or any(f".{part}." in f".{layer}." for part in to.plain):
             stored[key] = value.clone()
             continue
-        made = quantised.quantiser(value)
+        made = to.quantiser(value)
         stored |= {f"{layer}.{suffix}": tensor for suffix, tensor in made.tensors.items()}
         plain[key] = made.plain
-    model.load_state_dict(plain)
+    model.load_state_dict(plain, strict=not model.config.tie_word_embeddings)
     model.config.save_pretrained(directory)
     path = directory / "config.json"
     config = json.loads(path.read_text())
-    config |= {"architectures": ["LlamaForCausalLM"], "quantization_config": quantised.config}
+    config |= {"architectures": ["LlamaForCausalLM"], "quantization_config": to.config}
     path.write_text(json.dumps(config))
     stored = {key: value.contiguous() for key, value in stored.items()}
     safetensors.torch.save_file(stored, directory / "model.safetensors", {"format": "pt"})
-    return model
