@@ -13,6 +13,9 @@ from tidemill.cli.up import echo, thread_environment
 
 _PAGE = 256
 _POLL_SECONDS = 0.5
+_BLOCK_SIZE = 16
+#: Tokens of a prompt and its answer, unless the whole KV cache holds fewer.
+_MAX_MODEL_LEN = 2048
 #: A machine on which nothing ends for so long will not finish.
 _STALL_SECONDS = 120
 
@@ -69,6 +72,7 @@ def run_jobs(
 
 
 def _options(setup: Setup, scheduler_args: Sequence[str], directory: Path) -> StackOptions:
+    max_tokens = min(_MAX_MODEL_LEN, setup.kv_blocks * _BLOCK_SIZE)
     return StackOptions(
         redis_url=None,
         data_dir=directory,
@@ -76,7 +80,8 @@ def _options(setup: Setup, scheduler_args: Sequence[str], directory: Path) -> St
         scheduler_args=tuple(scheduler_args),
         worker_args=(
             *("--model", str(setup.model_dir), "--device", "cpu", "--dtype", "float32"),
-            *("--max-model-len", "2048", "--num-gpu-blocks-override", str(setup.kv_blocks)),
+            *("--max-model-len", str(max_tokens)),
+            *("--num-gpu-blocks-override", str(setup.kv_blocks)),
         ),
         environment=thread_environment(setup.num_workers, setup.num_threads),
     )

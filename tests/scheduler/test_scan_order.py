@@ -207,16 +207,33 @@ class Arrival:
 
 @dataclass
 class Witness:
-    """Follows the work that goes out of an order, and what its epochs began with."""
+    """Follows the work that goes out of an order, and what its epochs began with.
+
+    Time is what it is told.  What came early in an epoch counts as waiting when that began.
+    """
 
     order: PrefixOrder
+    early_seconds: float
+    now: float = 0.0
     arrivals: dict[str, Arrival] = field(default_factory=dict)
-    began_with: dict[int, int] = field(default_factory=lambda: {0: 0})
+    work_of: dict[int, int] = field(default_factory=lambda: {0: 0})
+    began_at: dict[int, float] = field(default_factory=lambda: {0: 0.0})
+    newest: float = 0.0
     done: int = 0
 
     def arrive(self, job: WaitingJob) -> None:
-        self.arrivals[job.job_id] = Arrival(self.order.epoch, self.done)
-        self.order.add(job)
+        epoch, before = self.order.epoch, self.order.work
+        self.arrivals[job.job_id] = Arrival(epoch, self.done)
+        self.order.add(replace(job, since=self.now))
+        self.newest = self.now
+        if epoch and self.now - self.began_at[epoch] < self.early_seconds:
+            self.work_of[epoch] += max(0, self.order.work - before)
+
+    def peek(self, worker: str) -> WaitingJob | None:
+        before = self.order.work
+        job = self.order.peek(worker)
+        self._note_epoch(before)
+        return job
 
     def serve(self, worker: str) -> None:
         before = self.order.work
@@ -229,13 +246,18 @@ class Witness:
         self.order.take(job, worker)
         self._check(job, before)
 
-    def _check(self, job: WaitingJob, before: int) -> None:
+    def _note_epoch(self, work: int) -> None:
         # Where the epoch began with this very call, all that waited was its work.
-        self.began_with.setdefault(self.order.epoch, before)
+        if self.order.epoch not in self.work_of:
+            self.work_of[self.order.epoch] = work
+            self.began_at[self.order.epoch] = self.newest
+
+    def _check(self, job: WaitingJob, before: int) -> None:
+        self._note_epoch(before)
         arrival = self.arrivals.pop(job.job_id)
         assert self.order.epoch <= arrival.epoch + 1
-        later = self.began_with.get(arrival.epoch + 1, 0)
-        bound = 1.25 * (self.began_with[arrival.epoch] + later)
+        later = self.work_of.get(arrival.epoch + 1, 0)
+        bound = 1.25 * (self.work_of[arrival.epoch] + later)
         self.done += before - self.order.work
         assert self.done - arrival.work_before <= bound
 
@@ -250,20 +272,23 @@ steps = st.lists(
 )
 
 
+@pytest.mark.parametrize("early_seconds", [0.0, 3.0])
 @settings(max_examples=200, deadline=None)
-@given(many_paths, steps)
+@given(all_paths=many_paths, script=steps)
 def test_nobody_waits_longer_than_two_epochs_whatever_arrives(
+    early_seconds: float,
     all_paths: list[tuple[int, ...]],
     script: list[tuple[str, bool, list[tuple[bool, tuple[int, ...], int]]]],
 ) -> None:
-    order = new_order(*WORKERS)
-    witness = Witness(order)
+    order = new_order(*WORKERS, early_seconds=early_seconds)
+    witness = Witness(order, early_seconds)
 
     for path in all_paths:
         witness.arrive(make_job(path, cost=len(path) * TOKENS))
     at: dict[str, bytes] = {}
     for worker, takes_others, newcomers in script:
-        if job := order.peek(worker):
+        witness.now += 1.0
+        if job := witness.peek(worker):
             at[worker] = job.key
         if takes_others and job:
             # As a worker does that has the job's prefix, and is not in this range.
@@ -278,6 +303,40 @@ def test_nobody_waits_longer_than_two_epochs_whatever_arrives(
         witness.serve("a")
 
     assert not witness.arrivals
+
+
+def test_what_comes_soon_after_an_epoch_began_belongs_to_it_where_it_was_not_walked_over() -> None:
+    order = new_order("a", early_seconds=5.0)
+    groups = sorted([(1, 1), (2, 2), (3, 3)], key=key_of)
+    add_all(order, [(*group, label) for group in groups for label in (1, 2)])
+    for _ in range(3):
+        pop(order, "a")
+    # The worker is in the second group, and the newest job of the epoch came at 0 s.
+    behind = replace(make_job((*groups[0], 7)), since=1.0)
+    ahead = replace(make_job((*groups[2], 7)), since=4.9)
+    late = replace(make_job((*groups[2], 8)), since=5.0)
+
+    for job in (behind, ahead, late):
+        order.add(job)
+
+    served = [job.job_id for job in pop_all(order, "a")]
+    assert ahead.job_id in served[:4]
+    assert {behind.job_id, late.job_id} == set(served[4:])
+
+
+def test_early_jobs_join_ranges_that_nobody_has_begun() -> None:
+    order = new_order("a", "b", early_seconds=5.0)
+    add_all(order, [(label, label, part) for label in range(20) for part in range(9)], cost=2000)
+    assert order.peek("a") is not None
+
+    early = [replace(make_job((label, label, 9)), since=1.0) for label in range(20)]
+    for job in early:
+        order.add(job)
+
+    while order.epoch == 1 and (pop(order, "b") or pop(order, "a")):
+        pass
+    # Nobody had served anything, so none of them was behind a worker.
+    assert len(order) == 0
 
 
 @given(many_paths)

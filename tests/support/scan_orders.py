@@ -13,8 +13,9 @@ DEPTH = 2
 WORKERS = ("a", "b", "c")
 
 
-def new_order(*workers: str) -> PrefixOrder:
-    return PrefixOrder(dict.fromkeys(workers), TOKENS)
+def new_order(*workers: str, early_seconds: float = 0.0) -> PrefixOrder:
+    """Return an order whose epochs are closed from their begin on, unless told otherwise."""
+    return PrefixOrder(dict.fromkeys(workers), TOKENS, early_seconds=early_seconds)
 
 
 def pop(order: PrefixOrder, worker: str, *, yields: bool = True) -> WaitingJob | None:

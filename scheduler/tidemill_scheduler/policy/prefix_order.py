@@ -21,6 +21,10 @@ from tidemill_scheduler.policy.routing_hashes import group_depth, shared_depth
 #: Work that may join a running epoch, as a share of the work it began with.
 JOIN_SHARE = 0.25
 
+#: Who submits many jobs needs some seconds for it: what comes so soon after the last job that an
+#: epoch began with still belongs to it.
+EARLY_SECONDS = 5.0
+
 #: Tokens of work that are not worth being shared out when an epoch begins; whoever finds nothing
 #: else may still take half of it.
 LEAST_PART = 16384
@@ -50,9 +54,10 @@ class PrefixOrder:
 
     Bound on waiting: a job that arrives in epoch e is dispatched before epoch e + 1 ends, so at
     most ``1.25 x (W_e + W_e+1)`` tokens of work go before it, W being the work that waited when an
-    epoch began.  What joins epoch e + 1, at most a quarter of W_e+1, may overtake it; nothing that
-    arrives later can.  Work is what is left of a job's prompt behind its predecessor in the order
-    (see ``PrefixList``); that a prefix is computed once more on each side of a cut is not counted.
+    epoch began or joined it within ``early_seconds``.  What joins epoch e + 1 later, at most a
+    quarter of W_e+1, may overtake it; nothing that arrives after that can.  Work is what is left of
+    a job's prompt behind its predecessor in the order (see ``PrefixList``); that a prefix is
+    computed once more on each side of a cut is not counted.
 
     An order that is told who ``is_stuck`` is thrifty: it cuts no group for less work than its
     prefix is, even if its worker yields, unless that is stuck.
@@ -64,6 +69,7 @@ class PrefixOrder:
         tokens_per_hash: int,
         *,
         is_stuck: Callable[[str], bool] | None = None,
+        early_seconds: float = EARLY_SECONDS,
     ) -> None:
         self._is_thrifty = is_stuck is not None
         self._is_stuck = is_stuck or _nobody
@@ -75,7 +81,10 @@ class PrefixOrder:
         self._next = PrefixList(tokens_per_hash)
         self._ranges = KeyRanges(Load(0, 0))
         self._anchors: dict[str, bytes] = {}
+        self._early_seconds = early_seconds
         self._joinable_work = 0.0
+        # When the newest job came, of all and of those that the epoch began with.
+        self._newest = self._began_at = -math.inf
         #: How many epochs began.
         self.epoch = 0
 
@@ -91,16 +100,19 @@ class PrefixOrder:
         return self._current.work + self._next.work
 
     def add(self, job: WaitingJob) -> str | None:
-        """Let a job wait: in this epoch if it extends what a worker is at, else in the next.
+        """Let a job wait: in this epoch if it is early or extends what a worker is at, or the next.
 
-        Returns that worker, if there is one.  Raises ``ValueError`` if the job waits already.
+        Returns the worker whose range it joined, if there is one.  Raises ``ValueError`` if the job
+        waits already.
         """
         if job.job_id in self:
             raise ValueError(f"job {job.job_id} waits already; remove it before adding it again")
-        worker_id = self._join(job) if self._current else None
-        if worker_id is None:
+        self._newest = max(self._newest, job.since)
+        key_range = self._join(job) if self._current else None
+        if key_range is None:
             self._next.add(job)
-        return worker_id
+            return None
+        return key_range.owner
 
     def remove(self, job_id: str) -> WaitingJob:
         """Take out a job that nobody computes; raises ``KeyError``."""
@@ -189,28 +201,45 @@ class PrefixOrder:
         prefix = job.key[: depth * ROUTING_HASH_BYTES]
         return self._current.count_prefix(self._current.place_of(job), prefix, limit)
 
-    def _join(self, job: WaitingJob) -> str | None:
+    def _join(self, job: WaitingJob) -> KeyRange | None:
+        """Let a job wait in the running epoch, if it may; returns in which range."""
         key_range = self._ranges.find(job)
-        if key_range.owner is None or len(job.key) < self._group_bytes:
-            return None
-        anchor = self._anchor_of(key_range.owner)
-        head = self._head_of(key_range) if key_range.count else None
-        if not self._in_group(anchor, job.key) and not (head and self._in_group(head.key, job.key)):
+        extends, is_early = self._extends(key_range, job), self._is_early(key_range, job)
+        if not (extends or is_early):
             return None
         place = self._current.place_of(job)
-        # The worker has what it was at last, even if the job sorts before that.
-        depth = max(self._current.depth_at(place, job.key), shared_depth(anchor, job.key))
+        depth = self._current.depth_at(place, job.key)
+        if extends:
+            # The worker has what it was at last, even if the job sorts before that.
+            depth = max(depth, shared_depth(self._anchor_of(key_range.owner or ""), job.key))
         work = self._current.work_of(job, depth)
-        if work > self._joinable_work:
-            return None
-        self._joinable_work -= work
+        if not is_early:
+            if work > self._joinable_work:
+                return None
+            self._joinable_work -= work
         before = self._current.work
         self._current.insert(place, job, depth)
         key_range.is_whole = False
         key_range.count += 1
         key_range.work += self._current.work - before
         key_range.head = None
-        return key_range.owner
+        return key_range
+
+    def _extends(self, key_range: KeyRange, job: WaitingJob) -> bool:
+        """Whether a job belongs to the group that a worker is at, or comes to next."""
+        if key_range.owner is None or len(job.key) < self._group_bytes:
+            return False
+        if self._in_group(self._anchor_of(key_range.owner), job.key):
+            return True
+        return key_range.count > 0 and self._in_group(self._head_of(key_range).key, job.key)
+
+    def _is_early(self, key_range: KeyRange, job: WaitingJob) -> bool:
+        """Whether a job came soon enough, and its place was not walked over yet."""
+        if job.since - self._began_at >= self._early_seconds:
+            return False
+        if key_range.owner is None:
+            return True
+        return key_range.count > 0 and self._head_of(key_range).key <= job.key
 
     def _begin_epoch(self, worker_id: str) -> None:
         if not self._next:
@@ -218,6 +247,7 @@ class PrefixOrder:
         self.epoch += 1
         self._current, self._next = self._next, PrefixList(self._tokens_per_hash)
         self._joinable_work = self._current.work * JOIN_SHARE
+        self._began_at = self._newest
         # Those that have been nowhere come first, and are left out if there is too little for all,
         # but not the one that asks.
         num_parts = min(len(self._current), self._current.work // LEAST_PART)

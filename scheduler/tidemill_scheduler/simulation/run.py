@@ -162,7 +162,7 @@ class Run:
             key=job.key,
             cost=job.input_tokens,
             priority=job.priority,
-            since=job.arrival,
+            since=max(job.arrival, self._events.now),
             max_tokens=job.max_tokens,
             deadline=job.deadline,
         )
