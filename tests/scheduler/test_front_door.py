@@ -127,7 +127,7 @@ def test_refused_entries_are_answered_and_become_dead_letters(
 
     errors = [answer(redis_client, e)["error"] for e in (nonsense, future, wrong, too_long)]
 
-    kinds = ["MalformedMessage", "UnsupportedVersion", "InvalidRequest", "InvalidRequest"]
+    kinds = ["MalformedMessage", "UnsupportedVersion", "InvalidRequest", "ContextExceeded"]
     assert [error["type"] for error in errors] == kinds
     assert errors[2]["field"] == "request.params.top_p"
     letters = {
