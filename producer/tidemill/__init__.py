@@ -17,6 +17,8 @@ from tidemill.job_kinds import EmbedSpec, ScoreSpec, TranscribeSpec
 from tidemill.outcomes import Embeddings, Ranked, Scores, Transcription
 from tidemill.protocol.errors import (
     BatchClosed,
+    BlobError,
+    BlobNotFound,
     BrokerError,
     BrokerUnavailable,
     BrokerUnsupported,
@@ -30,6 +32,7 @@ from tidemill.protocol.errors import (
     JobNotFinished,
     JobNotFound,
     MalformedMessage,
+    NoSuchObject,
     Overloaded,
     ProtocolError,
     QueueFull,
@@ -40,6 +43,7 @@ from tidemill.protocol.errors import (
     UnknownAdapter,
     UnknownModel,
     UnsupportedVersion,
+    WrongState,
 )
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import (
@@ -66,6 +70,8 @@ __all__ = [
     "BatchClosed",
     "BatchStatus",
     "BestOf",
+    "BlobError",
+    "BlobNotFound",
     "BrokerError",
     "BrokerUnavailable",
     "BrokerUnsupported",
@@ -93,6 +99,7 @@ __all__ = [
     "JobStatus",
     "MalformedMessage",
     "ModelCard",
+    "NoSuchObject",
     "Outcome",
     "Overloaded",
     "Producer",
@@ -127,5 +134,6 @@ __all__ = [
     "WorkerInfo",
     "WorkerSnapshot",
     "WorkerStatus",
+    "WrongState",
     "__version__",
 ]

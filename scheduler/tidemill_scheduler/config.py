@@ -3,7 +3,7 @@
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn, get_args
 
 from tidemill.protocol.errors import ConfigError
@@ -41,7 +41,7 @@ class SchedulerConfig:
     blob_url: str = ""
     #: Webhooks may go over http, to any port and any address: for development alone.
     allow_private_webhooks: bool = False
-    webhooks: WebhookConfig = WebhookConfig(rq_url=None, secret="", allow_private=False)
+    webhooks: WebhookConfig = field(default_factory=lambda: WebhookConfig(None, "", False))
 
     def __post_init__(self) -> None:
         for name, least in (
