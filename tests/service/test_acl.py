@@ -207,6 +207,8 @@ FORBIDDEN: dict[str, list[tuple[str, ...]]] = {
     "producer": [
         *_calls("edit_hook", "post_event", "take_delivery", "mark_delivery", "replay_delivery"),
         ("HSET", KEYS.hooks("a"), "cb", "[]"),
+        ("HSET", KEYS.api_keys, "a", "{}"),
+        *_calls("use_key", "charge_key"),
         *_calls("dispatch", "append", "finish", "beat", "reap", "retire", "lead", "register"),
         *_calls("release", "nack", "expire", "promote", "trim", "measure", "answer", "drop_letter"),
         ("HSET", KEYS.settings, "jobs:*", "9"),
@@ -223,6 +225,16 @@ FORBIDDEN: dict[str, list[tuple[str, ...]]] = {
         ("XADD", KEYS.status("me"), "*", "s", "x"),
         ("XADD", KEYS.dead_letters, "*", "a", "b"),
         ("XREADGROUP", "GROUP", "sched", "s", "STREAMS", KEYS.ingress("p1:a"), ">"),
+        ("HSET", KEYS.salts, "a", "b"),
+    ],
+    "gateway": [
+        *_calls("edit_hook", "dispatch", "append", "finish", "lead", "register", "drop_letter"),
+        ("HSET", KEYS.api_keys, "a", "{}"),
+        ("HDEL", KEYS.api_keys, "a"),
+        ("HDEL", KEYS.api_key_uses, "a"),
+        ("HSET", KEYS.settings, "jobs:*", "9"),
+        *(_EVERYBODY + _LOADS + _CONFIG + _SCAN),
+        ("DEL", JOB),
         ("HSET", KEYS.salts, "a", "b"),
     ],
     "worker": [

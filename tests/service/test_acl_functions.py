@@ -11,7 +11,7 @@ from support import shard
 from support.acl_server import AclServer, acl_server
 from support.shard import KEYS, QUEUE
 from tidemill.protocol import calls
-from tidemill.protocol.calls import NackOutcome, webhooks
+from tidemill.protocol.calls import NackOutcome, access, webhooks
 from tidemill.protocol.codec import encode
 from tidemill.protocol.functions import Call, run
 from tidemill.protocol.ids import new_job_id
@@ -36,6 +36,7 @@ class Users:
     """One connection for each user; ``tester`` may do everything, as time that passes does."""
 
     producer: redis.Redis
+    gateway: redis.Redis
     worker: redis.Redis
     scheduler: redis.Redis
     operator: redis.Redis
@@ -96,6 +97,20 @@ def test_a_jobs_whole_life(users: Users) -> None:
     [member] = users.scheduler.zrange(KEYS.ended, 0, -1)
     ref = shard.ref_of(users.tester, job_id)
     assert run(users.scheduler, calls.trim(KEYS, [(member.decode(), ref)])) == 1
+
+
+def test_the_use_of_api_keys(users: Users) -> None:
+    users.operator.hset(KEYS.api_keys, "k", "{}")
+    assert users.gateway.hmget(KEYS.api_keys, "k", "x:k") == [b"{}", None]
+    assert run(users.gateway, access.use_key(KEYS, key_id="k"))
+    waits = [
+        run(users.gateway, access.charge_key(KEYS, key_id="k", per_minute=1)) for _ in range(2)
+    ]
+    assert waits[0] == 0 < waits[1] <= 60_000
+    users.operator.hdel(KEYS.api_keys, "k", "x:k")
+    users.operator.hdel(KEYS.api_key_uses, "k")
+    assert not run(users.gateway, access.use_key(KEYS, key_id="k"))
+    assert not users.tester.exists(KEYS.api_key_uses)
 
 
 def test_a_retry_that_would_be_too_late(users: Users) -> None:

@@ -17,7 +17,10 @@ from tidemill.service.redis import connect
 from tidemill.service.server_process import ServerProcess
 
 ACL_DIR = Path(__file__).parents[2] / "docker" / "acl"
-ROLES = ("producer", "worker", "scheduler", "operator", "reader", "deploy", "guest")
+ROLES = (
+    *("producer", "gateway", "worker", "scheduler"),
+    *("operator", "reader", "deploy", "guest"),
+)
 PASSWORD = "s3cret"
 
 #: The test's own user, who may do everything and look at the log of refusals.

@@ -15,6 +15,7 @@ from tidemill.cli import (
     dlq,
     doctor,
     gateway,
+    keys,
     kinds,
     kv,
     lora,
@@ -59,6 +60,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(batches.app, name="batch")
 app.add_typer(bulk.app, name="bulk")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(keys.app, name="keys")
 app.add_typer(tenant.app, name="tenant")
 
 

@@ -15,6 +15,8 @@ REQUEUE_KEY, FRONT_KEY = RESERVED_KEYS = ("requeue:", "front:")
 #: Keys that live for ever by design; every other key carries a TTL or is emptied by its last job.
 _PERMANENT = (
     "act",
+    "ak",
+    "aku",
     "bw",
     "cfg",
     "cnt",
@@ -243,6 +245,20 @@ class ShardKeys:
     def dead_letters(self) -> str:
         """Stream: jobs that used up their attempts, and entries nobody could read."""
         return self._name("dead")
+    @property
+    def api_keys(self) -> str:
+        """Hash: id of an API key -> what it allows and the digest of its secret."""
+        return self._name("ak")
+
+    @property
+    def api_key_uses(self) -> str:
+        """Hash: id of an API key -> ms at which it was used lately, to the minute or so."""
+        return self._name("aku")
+
+    def key_bucket(self, key_id: str) -> str:
+        """Hash: what is left of an API key's requests per minute."""
+        return self._name(f"akr:{key_id}")
+
 
     @property
     def bell(self) -> str:

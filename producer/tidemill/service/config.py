@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,6 +90,24 @@ def load_api_keys(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     env = _Environment(os.environ if environ is None else environ)
     keys = env.text("TIDEMILL_API_KEY").split(",")
     return tuple(key for part in keys if (key := part.strip()))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyConfig:
+    """Where the pepper of API keys is: ``pepper`` itself or, if that is empty, a file."""
+
+    pepper: str = field(repr=False)
+    pepper_file: Path
+
+
+def load_key_config(environ: Mapping[str, str] | None = None) -> KeyConfig:
+    """Read the environment; the file is in the data directory unless another is named."""
+    env = _Environment(os.environ if environ is None else environ)
+    default = load_config(environ).data_dir / "key_pepper"
+    return KeyConfig(
+        pepper=env.text("TIDEMILL_KEY_PEPPER"),
+        pepper_file=Path(env.text("TIDEMILL_KEY_PEPPER_FILE") or default),
+    )
 
 
 @dataclass(frozen=True, slots=True)
