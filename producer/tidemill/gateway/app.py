@@ -26,6 +26,7 @@ from tidemill.gateway.routes import (
     jobs,
     messages,
     models,
+    responses,
     scores,
     tokenize,
 )
@@ -43,6 +44,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     audio.router,
     messages.router,
     jobs.router,
+    responses.router,
     tokenize.router,
     files.router,
     batches.router,

@@ -14,6 +14,7 @@ from tidemill.gateway.config import GatewaySettings
 from tidemill.gateway.identity import AnyCaller, Authenticator, FixedKeys
 from tidemill.gateway.metrics import GatewayMetrics
 from tidemill.openai.token_texts import TokenTexts
+from tidemill.responses.store import ResponseStore
 from tidemill.service.blobs.identity import store_identity
 from tidemill.service.blobs.store import BlobStore
 from tidemill.service.config import load_config
@@ -67,6 +68,10 @@ class GatewayState:
         return AsyncBatches(
             self.settings.redis_url, tenant=tenant, blobs=self._blob_store(), _shared=self._shared
         )
+
+    def responses(self, tenant: str) -> ResponseStore:
+        """Return where a tenant's responses are kept."""
+        return ResponseStore(self.settings.redis_url, tenant=tenant, shared=self._shared)
 
     def blob_identity(self) -> str:
         """Return which blob store files go to; blocks, and raises ``BlobError``."""

@@ -178,6 +178,10 @@ class ShardKeys:
         """Sorted set: ids of a tenant's batches, whose order is that of their creation."""
         return self._name(f"bs:{tenant}")
 
+    def response(self, tenant: str, job_id: str) -> str:
+        """String: what is kept of a response of OpenAI's API beside its job."""
+        return self._name(f"rsp:{tenant}:{job_id}")
+
     @property
     def active_batches(self) -> str:
         """Sorted set: ``<tenant> <batch id>`` of batches that work -> ms at which they expire."""

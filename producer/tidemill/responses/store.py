@@ -1,0 +1,49 @@
+"""Where the records of responses are kept: in Redis, each with an owner and a life."""
+
+from tidemill._async_shared import AsyncShared
+from tidemill._endpoint import find_endpoint
+from tidemill.protocol.keys import keys_of
+from tidemill.responses.record import ResponseRecord, no_response, read_record, response_id
+
+#: From the creation; a job may wait for so long.
+LIFE_SECONDS = 30 * 24 * 3600
+#: From when the end was told first: a little more than the job itself is kept.
+LIFE_AFTER_END_SECONDS = 25 * 3600
+
+
+class ResponseStore:
+    """The records of one tenant; every call raises ``BrokerUnavailable`` as the SDK's do."""
+
+    def __init__(self, url: str | None, *, tenant: str, shared: AsyncShared) -> None:
+        endpoint = find_endpoint(url, tenant, None)
+        self._tenant = endpoint.tenant
+        self._links = shared.links(endpoint)
+
+    async def put(self, job_id: str, record: ResponseRecord) -> ResponseRecord:
+        """Keep a record, unless the job has one already; returns the one that is kept."""
+        link, key, data = self._links.of(job_id), self._key(job_id), record.encode()
+        kept = await link.retry(
+            lambda: link.client.set(key, data, nx=True, get=True, ex=LIFE_SECONDS)
+        )
+        return record if kept is None else read_record(bytes(kept))
+
+    async def get(self, job_id: str) -> ResponseRecord:
+        """Return the record of a job; raises ``NoSuchObject``."""
+        link, key = self._links.of(job_id), self._key(job_id)
+        data = await link.retry(lambda: link.client.get(key))
+        if data is None:
+            raise no_response(response_id(job_id))
+        return read_record(bytes(data))
+
+    async def note_end(self, job_id: str) -> None:
+        """Let a record go with its job, which has ended."""
+        link, key = self._links.of(job_id), self._key(job_id)
+        await link.retry(lambda: link.client.expire(key, LIFE_AFTER_END_SECONDS, lt=True))
+
+    async def delete(self, job_id: str) -> None:
+        """Forget a record; one that is gone is as good."""
+        link, key = self._links.of(job_id), self._key(job_id)
+        await link.retry(lambda: link.client.delete(key))
+
+    def _key(self, job_id: str) -> str:
+        return keys_of(job_id).response(self._tenant, job_id)
