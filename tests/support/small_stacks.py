@@ -1,6 +1,6 @@
 """A whole Tidemill around a small model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ def small_stack(
     name: str = "m",
     num_workers: int = 1,
     gateway: GatewayOptions | None = None,
+    sink: Callable[[str], None] = echo,
 ) -> Iterator[Stack]:
     """Run broker, scheduler and workers of one model on the CPU in float32, and a gateway."""
     options = StackOptions(
@@ -33,5 +34,5 @@ def small_stack(
         gateway=gateway,
         environment=(*LEASES, *thread_environment(num_workers, None)),
     )
-    with Stack(options, sink=echo) as running:
+    with Stack(options, sink=sink) as running:
         yield running

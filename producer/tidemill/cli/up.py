@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tidemill.access.pepper import make_pepper
 from tidemill.cli.gateway import DEFAULT_PORT, choose_port, has_gateway, require_gateway
 from tidemill.cli.gateway_options import GatewayOptions
 from tidemill.cli.model import find_model, require_extras
 from tidemill.cli.stack import Stack, StackOptions
 from tidemill.protocol.errors import TidemillError
 from tidemill.service.broker_url import redact
-from tidemill.service.config import load_config
+from tidemill.service.config import load_config, load_key_config
 from tidemill.service.log import setup_logging
 from tidemill.service.runtime import Drain
 
@@ -64,6 +65,10 @@ def up(
             help="Key that HTTP clients must send; several are separated by commas.",
         ),
     ] = None,
+    require_keys: Annotated[
+        bool,
+        typer.Option("--require-keys", help="Let HTTP clients in who have a `tidemill keys` key."),
+    ] = False,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where the embedded server keeps the queue.")
     ] = None,
@@ -103,7 +108,7 @@ def up(
         redis_url=redis_url,
         data_dir=data_dir or config.data_dir,
         port=broker_port,
-        gateway=_gateway_options(gateway, host, port, api_key),
+        gateway=_gateway_options(gateway, host, port, api_key, require_keys),
         shard=config.shard,
         num_workers=workers,
         drain_seconds=drain_seconds,
@@ -120,14 +125,18 @@ def up(
 
 
 def _gateway_options(
-    wanted: bool | None, host: str, port: int | None, api_key: str | None
+    wanted: bool | None, host: str, port: int | None, api_key: str | None, require_keys: bool
 ) -> GatewayOptions | None:
     if wanted is False or (wanted is None and not has_gateway()):
         return None
     require_gateway()
     secrets = (("TIDEMILL_API_KEY", api_key),) if api_key else ()
+    if require_keys:
+        # Told here: a gateway that ends at once for want of it would be started again and again.
+        make_pepper(load_key_config())
+    args = ("--require-keys",) if require_keys else ()
     chosen = choose_port(host, port, DEFAULT_PORT)
-    return GatewayOptions(port=chosen, host=host, environment=secrets)
+    return GatewayOptions(port=chosen, host=host, args=args, environment=secrets)
 
 
 def run_until_signal(options: StackOptions) -> None:
@@ -156,7 +165,8 @@ def run_until_signal(options: StackOptions) -> None:
 
 
 def _greeting(gateway: GatewayOptions) -> str:
-    key = " -H 'Authorization: Bearer KEY'" if gateway.environment else ""
+    is_locked = gateway.environment or "--require-keys" in gateway.args
+    key = " -H 'Authorization: Bearer KEY'" if is_locked else ""
     body = '{"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64}'
     return (
         f"OpenAI's API is at {gateway.url}/v1 for any client. Try:\n"

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
@@ -11,9 +11,10 @@ from starlette.exceptions import HTTPException
 from tidemill._version import __version__
 from tidemill.gateway.body_limit import BodyLimit
 from tidemill.gateway.errors import handle_error
-from tidemill.gateway.identity import Authentication
+from tidemill.gateway.identity import MEASURING_PATHS, OPEN_PATHS, Authentication
 from tidemill.gateway.metrics import Counting
 from tidemill.gateway.openai_models.errors import ErrorResponse
+from tidemill.gateway.permissions import enforce
 from tidemill.gateway.request_ids import RequestIds
 from tidemill.gateway.routes import (
     audio,
@@ -82,6 +83,7 @@ def create_app(state: GatewayState) -> FastAPI:
         redoc_url=None,
         responses=_ERRORS,
         root_path=state.settings.root_path,
+        dependencies=[Depends(enforce)],
     )
     app.state.gateway = state
     for router in ROUTERS:
@@ -105,7 +107,11 @@ def _surround(app: FastAPI, state: GatewayState) -> None:
         longer=longer,
         silence_seconds=settings.body_seconds,
     )
-    app.add_middleware(Authentication, authenticator=state.authenticator)
+    app.add_middleware(
+        Authentication,
+        authenticator=state.authenticator,
+        open_paths=OPEN_PATHS - MEASURING_PATHS if settings.protect_metrics else OPEN_PATHS,
+    )
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

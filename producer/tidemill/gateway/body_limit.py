@@ -10,6 +10,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tidemill.gateway.errors import error_response
 from tidemill.protocol.errors import RequestTooLarge
 
+#: What a body must bring on the whole, beyond the longest silence: one byte now and then would
+#: keep a connection busy for ever.
+MIN_BYTES_PER_SECOND = 1024
+
 
 class BodyLimit:
     """ASGI middleware: answers 413 to a body that is too long, 408 to one that does not come.
@@ -50,14 +54,14 @@ class _Body:
         self._limit = limit
         self._silence_seconds = silence_seconds
         self._num_bytes = 0
+        self._waited_seconds = 0.0
         self._is_whole = False
 
     async def receive(self) -> Message:
         if self._is_whole:
             return await self._receive()
         try:
-            async with asyncio.timeout(self._silence_seconds):
-                message = await self._receive()
+            message = await self._next()
         except TimeoutError as error:
             raise HTTPException(408, "the body did not arrive in time") from error
         self._num_bytes += len(message.get("body", b""))
@@ -65,6 +69,17 @@ class _Body:
         if self._num_bytes > self._limit:
             # As an HTTPException: whatever else is raised here counts as a malformed body.
             raise HTTPException(413, _too_large(self._limit).one_line())
+        return message
+
+    async def _next(self) -> Message:
+        # Only what is spent in waiting counts: that the reader is slow is not the client's fault.
+        patience = self._silence_seconds + self._num_bytes / MIN_BYTES_PER_SECOND
+        left = min(self._silence_seconds, patience - self._waited_seconds)
+        clock = asyncio.get_running_loop().time
+        began_at = clock()
+        async with asyncio.timeout(max(0.0, left)):
+            message = await self._receive()
+        self._waited_seconds += clock() - began_at
         return message
 
 

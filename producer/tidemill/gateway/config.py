@@ -13,21 +13,29 @@ from tidemill.service.config import ServiceConfig
 #: As `tidemill up` tries first, and vLLM's.
 DEFAULT_PORT = 8000
 _MIB = 1 << 20
+_TIMES = (
+    *("head_seconds", "body_seconds", "keep_alive_seconds"),
+    *("broker_seconds", "drain_seconds"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """Built once in ``__main__``; sizes are in bytes, times in seconds.
 
-    ``redis_url`` None is the embedded server's address.  Without ``api_keys`` everybody may call.
-    On stop, streams may take ``drain_seconds`` to finish.  ``upload_bytes`` bounds a file, and
-    ``body_bytes`` any other body, of which something must arrive every ``body_seconds``.
+    ``redis_url`` None is the embedded server's address.  With ``require_keys`` callers need a key
+    of `tidemill keys` or one of ``api_keys``; without both everybody may call.  On stop,
+    streams may take ``drain_seconds`` to finish.  ``upload_bytes`` bounds a file, and
+    ``body_bytes`` any other body, of which something must arrive every ``body_seconds``; headers
+    must have come within ``head_seconds``.
     """
 
     redis_url: str | None = None
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     api_keys: tuple[str, ...] = ()
+    require_keys: bool = False
+    protect_metrics: bool = False
     allowed_origins: tuple[str, ...] = ()
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
@@ -36,6 +44,7 @@ class GatewaySettings:
     reasoning_parser: str | None = None
     body_bytes: int = 32 * _MIB
     upload_bytes: int = 512 * _MIB
+    head_seconds: float = 30.0
     body_seconds: float = 30.0
     keep_alive_seconds: float = 30.0
     broker_seconds: float = 10.0
@@ -53,7 +62,7 @@ class GatewaySettings:
                 raise ConfigError(f"there is no file {path}", fix="Correct --ssl-...file.")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port} is no TCP port", fix="Give 1 to 65535.")
-        for name in ("body_seconds", "keep_alive_seconds", "broker_seconds", "drain_seconds"):
+        for name in _TIMES:
             if not 0 <= getattr(self, name) < math.inf:
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{flag} is not a number of seconds", fix=f"Correct {flag}.")
@@ -86,7 +95,8 @@ Run as many as you like behind a load balancer: they hold no state.
 
 _SECRETS_NOTE = """\
 Environment: TIDEMILL_REDIS_URL, TIDEMILL_API_KEY (keys, separated by commas; other users of this
-machine see the command line, but not the environment), TIDEMILL_LOG_LEVEL.
+machine see the command line, but not the environment), TIDEMILL_KEY_PEPPER or
+TIDEMILL_KEY_PEPPER_FILE (of the keys of `tidemill keys`), TIDEMILL_LOG_LEVEL.
 """
 
 
@@ -144,6 +154,16 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
         " Without any, everybody may call",
     )
     add(
+        "--require-keys",
+        action="store_true",
+        help="let callers in who have a key of `tidemill keys create`",
+    )
+    add(
+        "--protect-metrics",
+        action="store_true",
+        help="ask for a key for /metrics and /load too",
+    )
+    add(
         "--allowed-origins",
         action="append",
         metavar="ORIGIN",
@@ -156,6 +176,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("limits").add_argument
     add("--max-body-mb", type=float, default=32.0, help="largest body in MiB (%(default)g)")
     add("--max-upload-mb", type=float, default=512.0, help="largest file in MiB (%(default)g)")
+    add(
+        "--head-seconds",
+        type=float,
+        default=30.0,
+        help="longest time for the headers of a request (%(default)g)",
+    )
     add(
         "--body-seconds",
         type=float,

@@ -10,31 +10,36 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidemill._request import check_tenant
+from tidemill.access.api_keys import ALL_SCOPES, KeyScope
 from tidemill.gateway.errors import error_response
 from tidemill.protocol.errors import Forbidden, TidemillError, Unauthenticated
 
 TENANT_HEADER = "x-tidemill-tenant"
 DEFAULT_TENANT = "default"
-ALL_SCOPES = frozenset({"submit", "read", "cancel", "admin"})
-
-#: Paths that probes and scrapers read without a key; what they tell is not private.
+#: Paths that probes and scrapers read without a key; none tells of jobs or tenants.
 OPEN_PATHS = frozenset(
     {"/health", "/ping", "/version", "/load", "/metrics", "/openapi.json", "/docs"}
 )
+#: Those of them that tell how much is done here.
+MEASURING_PATHS = frozenset({"/load", "/metrics"})
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A caller: its tenant, what it may do, and the id of its key, empty without a key store."""
+    """A caller: its tenant, what it may do, and the id of its key, empty without a key store.
+
+    ``requests_per_minute`` is what the key may submit; None bounds nothing.
+    """
 
     tenant: str = DEFAULT_TENANT
-    scopes: frozenset[str] = field(default=ALL_SCOPES)
+    scopes: frozenset[KeyScope] = field(default=ALL_SCOPES)
     key_id: str = ""
+    requests_per_minute: int | None = None
 
     def require(self, scope: str) -> None:
         """Raise ``Forbidden`` unless the key has this scope."""
         if scope not in self.scopes:
-            raise Forbidden(f"this API key lacks the scope {scope!r}", fix="Use a key that has it.")
+            raise Forbidden(f"this API key lacks the scope {scope}", fix="Use a key that has it.")
 
 
 class Authenticator(Protocol):
@@ -81,15 +86,24 @@ def wrong_key(token: str) -> Unauthenticated:
 
 
 class Authentication:
-    """ASGI middleware: puts an ``Identity`` into the request's state, or answers 401."""
+    """ASGI middleware: puts an ``Identity`` into the request's state, or answers 401.
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+    Of ``open_paths`` nobody is asked who calls.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        authenticator: Authenticator,
+        open_paths: frozenset[str] = OPEN_PATHS,
+    ) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
-        if scope["type"] != "http" or _is_open(scope):
+        if scope["type"] != "http" or self._is_open(scope):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -101,6 +115,9 @@ class Authentication:
         scope.setdefault("state", {})["identity"] = identity
         await self._app(scope, receive, send)
 
+    def _is_open(self, scope: Scope) -> bool:
+        return scope["path"].removeprefix(scope.get("root_path", "")) in self._open_paths
+
 
 def bearer_token(headers: Headers) -> str:
     """Return the token of the header ``Authorization``, or of Anthropic's ``x-api-key``."""
@@ -108,7 +125,3 @@ def bearer_token(headers: Headers) -> str:
     if scheme.lower() == "bearer":
         return token.strip()
     return headers.get("x-api-key", "")
-
-
-def _is_open(scope: Scope) -> bool:
-    return scope["path"].removeprefix(scope.get("root_path", "")) in OPEN_PATHS

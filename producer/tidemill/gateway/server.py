@@ -12,6 +12,7 @@ import uvloop
 
 from tidemill.gateway.app import create_app
 from tidemill.gateway.config import GatewaySettings
+from tidemill.gateway.http_protocol import bounded
 from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import ConfigError, PortInUse
 from tidemill.service.runtime import Drain, StopSignal
@@ -96,7 +97,7 @@ def _config(settings: GatewaySettings, state: GatewayState) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(state),
         loop="none",
-        http="httptools",
+        http=bounded(settings.head_seconds),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -7,17 +7,21 @@ from collections import OrderedDict
 from collections.abc import Coroutine
 from typing import Any
 
+from tidemill._async_link import AsyncLink
 from tidemill._async_shared import AsyncShared
+from tidemill._endpoint import find_endpoint
+from tidemill.access.pepper import read_pepper
 from tidemill.async_client import AsyncProducer
 from tidemill.batches.client import AsyncBatches
 from tidemill.gateway.config import GatewaySettings
-from tidemill.gateway.identity import AnyCaller, Authenticator, FixedKeys
+from tidemill.gateway.identity import AnyCaller, Authenticator, FixedKeys, Identity
 from tidemill.gateway.metrics import GatewayMetrics
+from tidemill.gateway.stored_keys import StoredKeys
 from tidemill.openai.token_texts import TokenTexts
 from tidemill.responses.store import ResponseStore
 from tidemill.service.blobs.identity import store_identity
 from tidemill.service.blobs.store import BlobStore
-from tidemill.service.config import load_config
+from tidemill.service.config import load_config, load_key_config
 from tidemill.service.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -39,8 +43,8 @@ class GatewayState:
         self.started_at = int(time.time())
         #: Up while the process drains: probes are told to send nobody here any more.
         self.is_draining = False
-        keys = settings.api_keys
-        self.authenticator = authenticator or (FixedKeys(keys) if keys else AnyCaller())
+        self._stored_keys = self._key_store() if settings.require_keys else None
+        self.authenticator = authenticator or self._stored_keys or _fixed(settings)
         self._shared = AsyncShared(settings.broker_seconds)
         self._producers: OrderedDict[str, AsyncProducer] = OrderedDict()
         self._blobs: BlobStore | None = None
@@ -62,6 +66,16 @@ class GatewayState:
                 self._producers.popitem(last=False)
         self._producers.move_to_end(tenant)
         return producer
+
+    def link(self, shard: str) -> AsyncLink:
+        """Return the connection to a shard."""
+        endpoint = find_endpoint(self.settings.redis_url, "default", shard)
+        return self._shared.links(endpoint).home
+
+    async def charge(self, identity: Identity) -> None:
+        """Take one submission from what the caller's key may submit; raises ``RateLimited``."""
+        if self._stored_keys is not None:
+            await self._stored_keys.charge(identity)
 
     def batches(self, tenant: str) -> AsyncBatches:
         """Return the client for a tenant's files and batches."""
@@ -98,6 +112,11 @@ class GatewayState:
             await asyncio.wait(self._chores, timeout=_FAREWELL_SECONDS)
         await self._shared.close()
 
+    def _key_store(self) -> StoredKeys:
+        fixed = FixedKeys(self.settings.api_keys) if self.settings.api_keys else None
+        pepper = read_pepper(load_key_config())
+        return StoredKeys(self, pepper, load_config().shards, others=fixed)
+
     def _blob_store(self) -> BlobStore:
         if self._blobs is None:
             self._blobs = BlobStore(load_config().blob_url)
@@ -107,3 +126,7 @@ class GatewayState:
         self._chores.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("%s: %s", task.get_name(), error)
+
+
+def _fixed(settings: GatewaySettings) -> Authenticator:
+    return FixedKeys(settings.api_keys) if settings.api_keys else AnyCaller()
