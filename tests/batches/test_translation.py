@@ -69,6 +69,21 @@ async def test_several_prompts_are_several_jobs_and_one_answer(
     assert [(c["index"], c["text"]) for c in told["choices"]] == [(0, "so"), (1, "it")]
 
 
+async def test_a_response_is_one_job_and_its_answer_a_response(
+    translator: OpenAITranslator,
+) -> None:
+    body = {"model": "m", "input": "hello", "background": True, "stream": True}
+    found = await translator.translate("/v1/responses", body)
+    [spec] = found.specs
+    assert spec.prompt == (1, 3, 2) and found.prompt_field == "input"
+    told = found.answer([result(job_id="job_1")])
+    assert told["object"] == "response" and told["model"] == "m" and told["id"] == "resp_job_1"
+    assert told["status"] == "completed" and not told["background"] and not told["store"]
+    [message] = told["output"]
+    assert message["content"][0]["text"] == "so"
+    assert (told["usage"]["input_tokens"], told["usage"]["output_tokens"]) == (5, 2)
+
+
 @pytest.mark.parametrize("form", ["float", "base64", None])
 async def test_embeddings_are_told_as_numbers_or_as_text(
     translator: OpenAITranslator, form: str | None
@@ -96,6 +111,8 @@ async def test_embeddings_are_told_as_numbers_or_as_text(
         ("/v1/chat/completions", {"model": "m", "messages": "hello"}, "messages"),
         ("/v1/embeddings", {"model": "m"}, "input"),
         ("/v1/embeddings", {"model": "m", "input": "a", "encoding_format": "x"}, "encoding_format"),
+        ("/v1/responses", {"model": "m"}, "input"),
+        ("/v1/responses", {"model": "m", "input": "a", "conversation": "c"}, "conversation"),
         ("/v1/other", {}, "url"),
     ],
 )

@@ -18,6 +18,9 @@ from tidemill.gateway.identity import Identity
 from tidemill.gateway.openai_models.chat import ChatRequest
 from tidemill.gateway.openai_models.completions import CompletionRequest
 from tidemill.gateway.openai_models.embeddings import EmbeddingRequest
+from tidemill.gateway.openai_models.responses import ResponseRequest
+from tidemill.gateway.responding import conversation_of
+from tidemill.gateway.response_plans import plan_response
 from tidemill.gateway.shaping.envelope import Envelope, fingerprint_of, usage_of
 from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import InvalidRequest
@@ -40,6 +43,7 @@ class OpenAITranslator:
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._completion,
             "/v1/embeddings": self._embeddings,
+            "/v1/responses": self._response,
         }
 
     async def translate(self, endpoint: str, body: Body) -> Translated:
@@ -59,6 +63,14 @@ class OpenAITranslator:
         producer = self._state.producer(self._identity.tenant)
         plan = await plan_embeddings(producer, _parsed(EmbeddingRequest, body))
         return Translated(plan.specs, plan.body, "input")
+
+    async def _response(self, body: Body) -> Translated:
+        # What is kept of a response is kept when it is accepted, and a batch keeps it anyway.
+        request = _parsed(ResponseRequest, {**body, "background": False, "store": False})
+        call = self._call(body)
+        items = await conversation_of(call, request)
+        plan = await plan_response(call, request, items)
+        return Translated([plan.spec], lambda results: plan.body(results[0]), "input")
 
     def _call(self, body: Body) -> Call:
         length = str(len(orjson.dumps(body))).encode()

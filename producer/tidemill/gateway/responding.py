@@ -81,7 +81,7 @@ class _Run:
 
 async def create_response(call: Call, body: ResponseRequest) -> Response:
     """Continue a conversation; raises what submitting and waiting for jobs raise."""
-    items = [*await history_of(call, body), *input_items(body.input)]
+    items = await conversation_of(call, body)
     plan = await plan_response(call, body, items, idempotency_key=call.idempotency_key)
     if body.store:
         plan.record.encode()  # what cannot be kept is refused before it runs
@@ -149,8 +149,12 @@ async def found(call: Call, given: str) -> tuple[str, ResponseRecord, JobStatus]
     return job_id, record, status
 
 
-async def history_of(call: Call, body: ResponseRequest) -> list[Mapping[str, Any]]:
-    """Return what the response before has read and written; raises ``InvalidRequest``."""
+async def conversation_of(call: Call, body: ResponseRequest) -> list[Mapping[str, Any]]:
+    """Return all that the model is to read, the oldest first; raises ``InvalidRequest``."""
+    return [*await _history(call, body), *input_items(body.input)]
+
+
+async def _history(call: Call, body: ResponseRequest) -> list[Mapping[str, Any]]:
     given, name = body.previous_response_id, "previous_response_id"
     if given is None:
         return []

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tidemill._follow import Chunk
 from tidemill._request import JobOptions, JobSpec
 from tidemill.gateway.answering import Plan
 from tidemill.gateway.call import Call
@@ -24,7 +25,9 @@ from tidemill.openai.response_items import (
 )
 from tidemill.openai.stored_readings import plain_reading
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.messages import JobEnd
 from tidemill.responses.record import ResponseRecord
+from tidemill.result import Result
 
 #: Fields that chats have under the same name.
 _SAME = (
@@ -65,6 +68,22 @@ class ResponsePlan:
         head = ResponseHead(job_id, (record or self.record).fields)
         names = self.style.names if self.style.has_logprobs else None
         return ResponseEvents(head, self.style.job.parser(), names)
+
+    def body(self, result: Result) -> dict[str, Any]:
+        """Return the response of a job that has ended."""
+        events = self.events(result.job_id)
+        ids = result.token_ids
+        events.of_chunk(Chunk(0, len(ids), ids, result.text, "", result.logprobs))
+        end = JobEnd(
+            state=result.state,
+            finish_reason=result.finish_reason,
+            stop_reason=result.stop_reason,
+            error=result.error,
+            usage=result.usage,
+        )
+        events.of_end(end)
+        assert events.body is not None, "the job has ended"
+        return events.body
 
 
 async def plan_response(

@@ -165,8 +165,8 @@ def _part(part: object, field: str, kind: str) -> dict[str, Any]:
 
 
 def _text_part(kind: str, text: str) -> dict[str, Any]:
-    more = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
-    return {"type": kind, "text": text, **more}
+    part: dict[str, Any] = {"type": kind, "text": text}
+    return part | {"annotations": [], "logprobs": []} if kind == "output_text" else part
 
 
 def _taken(item: Mapping[str, Any], field: str, kind: str, names: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,12 @@ from tidemill.protocol.errors import MalformedMessage
 from tidemill.protocol.stored import require_number, require_text
 
 #: Endpoints whose requests a batch may hold; ``OpenAITranslator`` knows what each of them means.
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+)
 
 MAX_LINES = 50_000
 #: Of one line of the input.

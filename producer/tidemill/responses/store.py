@@ -25,15 +25,15 @@ class ResponseStore:
         kept = await link.retry(
             lambda: link.client.set(key, data, nx=True, get=True, ex=LIFE_SECONDS)
         )
-        return record if kept is None else read_record(bytes(kept))
+        return read_record(kept) if isinstance(kept, bytes) else record
 
     async def get(self, job_id: str) -> ResponseRecord:
         """Return the record of a job; raises ``NoSuchObject``."""
         link, key = self._links.of(job_id), self._key(job_id)
         data = await link.retry(lambda: link.client.get(key))
-        if data is None:
+        if not isinstance(data, bytes):
             raise no_response(response_id(job_id))
-        return read_record(bytes(data))
+        return read_record(data)
 
     async def note_end(self, job_id: str) -> None:
         """Let a record go with its job, which has ended."""
