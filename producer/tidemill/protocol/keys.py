@@ -246,10 +246,6 @@ class ShardKeys:
         return self._name("salt")
 
     @property
-    def dead_letters(self) -> str:
-        """Stream: jobs that used up their attempts, and entries nobody could read."""
-        return self._name("dead")
-    @property
     def api_keys(self) -> str:
         """Hash: id of an API key -> what it allows and the digest of its secret."""
         return self._name("ak")
@@ -263,6 +259,10 @@ class ShardKeys:
         """Hash: what is left of an API key's requests per minute."""
         return self._name(f"akr:{key_id}")
 
+    @property
+    def dead_letters(self) -> str:
+        """Stream: jobs that used up their attempts, and entries nobody could read."""
+        return self._name("dead")
 
     @property
     def bell(self) -> str:
