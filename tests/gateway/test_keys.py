@@ -103,7 +103,11 @@ def test_what_is_anothers_is_not_there(gate: LockedGate) -> None:
     file = mine.post("/v1/files", data={"purpose": "batch"}, files=upload).json()["id"]
     ask = {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}
     batch = mine.post("/v1/batches", json=ask).json()["id"]
+    asked = {"model": MODEL, "input": "hello", "max_output_tokens": 16}
+    told = mine.post("/v1/responses", json=asked).json()["id"]
     places = [
+        *(("GET", f"/v1/responses/{told}{rest}") for rest in ("", "/input_items")),
+        *(("POST", f"/v1/responses/{told}/cancel"), ("DELETE", f"/v1/responses/{told}")),
         *(("GET", f"/v1/jobs/{job}{rest}") for rest in ("", "/result", "/stream")),
         *(("POST", f"/v1/jobs/{job}/cancel"), ("DELETE", f"/v1/jobs/{job}")),
         *(("GET", f"/v1/files/{file}"), ("GET", f"/v1/files/{file}/content")),
@@ -115,6 +119,8 @@ def test_what_is_anothers_is_not_there(gate: LockedGate) -> None:
         places, 404
     )
     assert other.post("/v1/batches", json=ask).status_code == 404
+    asked["previous_response_id"] = told
+    assert other.post("/v1/responses", json=asked).status_code in (400, 404)
     assert other.get("/v1/files").json()["data"] == other.get("/v1/batches").json()["data"] == []
     # Nothing of that did anything: its owner finds all of it.
     for place in places:

@@ -330,6 +330,11 @@ def test_the_shipped_users_have_no_password_until_they_are_given_one() -> None:
         assert not re.search(r"[ (](nopass|~\*|&\*|[>#])", line)
 
 
+def test_the_gateway_may_what_a_producer_may() -> None:
+    lines = acl_lines()
+    assert lines["gateway"].startswith(lines["producer"].replace("user producer", "user gateway"))
+
+
 def test_every_function_belongs_to_a_role() -> None:
     granted = set(re.findall(r"\+fcall\|tm2_([a-z_]+)", " ".join(acl_lines().values())))
     assert granted == set(re.findall(r"^register_function\('([a-z_]+)'", LUA_SOURCE, re.MULTILINE))

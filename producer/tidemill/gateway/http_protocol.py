@@ -95,6 +95,8 @@ class BoundedHttp(HttpToolsProtocol):
         # While an answer to an earlier request of the connection is written, it must not be cut.
         if self.cycle is None or self.cycle.response_complete:
             self._refuse(HTTPStatus.REQUEST_TIMEOUT)
+        else:
+            self._await_head()
 
     def _refuse(self, status: HTTPStatus) -> None:
         if self._is_refused:

@@ -14,5 +14,4 @@ router = APIRouter(tags=["embeddings"])
 @router.post("/v1/embeddings", response_model=EmbeddingList)
 async def create_embeddings(call: CurrentCall, body: EmbeddingRequest) -> Response:
     """Return a vector for each input."""
-    call.identity.require("submit")
     return await answer_kind(call, await plan_embeddings(call.producer, body, call.idempotency_key))

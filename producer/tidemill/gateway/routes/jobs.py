@@ -51,7 +51,6 @@ MAX_WAIT_SECONDS = 300.0
 @router.post("/v1/jobs", status_code=202, response_model=SubmittedJob)
 async def create_job(call: CurrentCall, body: JobRequest) -> Response:
     """Queue a job; it runs whether or not anybody follows it."""
-    call.identity.require("submit")
     planned = await plan_job(call, body)
     [job] = await call.producer.submit_many([planned.spec])
     if isinstance(job, TidemillError):
@@ -64,7 +63,6 @@ async def create_job(call: CurrentCall, body: JobRequest) -> Response:
 @router.get("/v1/jobs/{job_id}", response_model=JobObject)
 async def get_job(call: CurrentCall, job_id: str) -> Response:
     """Look at a job."""
-    call.identity.require("read")
     return json_response(job_object(await _owned(call, job_id)))
 
 
@@ -75,7 +73,6 @@ async def get_result(
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False)] = 0.0,
 ) -> Response:
     """Return what a job has produced; 202 if it has not ended within ``wait`` seconds."""
-    call.identity.require("read")
     status = await _owned(call, job_id)
     if not status.state.is_terminal and not wait:
         return _not_yet(status)
@@ -97,7 +94,6 @@ async def stream_job(
     after: str | None = None,
 ) -> Response:
     """Follow a job, behind an event's id or a number of tokens, from the beginning without one."""
-    call.identity.require("read")
     await _owned(call, job_id)
     given = last_event_id or after or "0"
     position = int(given) if given.isascii() and given.isdecimal() and len(given) < 10 else given
@@ -112,7 +108,6 @@ async def stream_job(
 @router.delete("/v1/jobs/{job_id}", response_model=JobObject)
 async def cancel_job(call: CurrentCall, job_id: str) -> Response:
     """End a job now; what it produced is kept.  One that has ended stays as it is."""
-    call.identity.require("cancel")
     await _owned(call, job_id)
     await call.producer.cancel(job_id)
     return json_response(job_object(await _owned(call, job_id)))
