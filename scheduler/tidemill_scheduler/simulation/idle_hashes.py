@@ -49,7 +49,7 @@ class IdleHashes:
         del (self._batch if digest in self._batch else self._watched)[digest]
 
     def pop(self, count: int) -> list[int]:
-        """Take out those that are evicted next."""
+        """Take out those that are evicted next, all if there are no more than ``count``."""
         num_batch = min(count, len(self._batch))
         popped = pop_first(self._batch, num_batch)
         if count > num_batch:

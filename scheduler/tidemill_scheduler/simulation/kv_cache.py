@@ -27,9 +27,8 @@ class KvCache:
         self.num_pinned = 0
         #: Rises whenever a hash becomes findable or stops being so.
         self.version = 0
+        # How many sequences hold each hash that is here: 0 for those that are idle.
         self._references: dict[int, int] = {}
-        # All hashes that are held or idle.
-        self._present: set[int] = set()
         self._idle = IdleHashes(int(WATCHED_SHARE * capacity) // ROUTING_STRIDE)
         # Idle hashes that jobs wait for: by the hinted one, the chain up to it once it was seen.
         self._kept: dict[int, None] = {}
@@ -55,13 +54,22 @@ class KvCache:
             del self._kept[digest]
             self._idle.add((digest,))
 
-    def find(self, chain: Sequence[int]) -> int:
-        """Return how many leading hashes of a chain are held; a binary search."""
-        present = self._present
+    def find(self, chain: Sequence[int], near: int = 0) -> int:
+        """Return how many leading hashes of a chain are here; a binary search.
+
+        ``near``, a number of its hashes, is a guess that saves look-ups where it is right.
+        """
+        references = self._references
         low, high = 0, len(chain)
+        if near and chain[near - 1] not in references:
+            high = near - 1
+        elif near == high or chain[near] not in references:
+            return near
+        else:
+            low = near + 1
         while low < high:
             middle = (low + high) // 2
-            if chain[middle] in present:
+            if chain[middle] in references:
                 low = middle + 1
             else:
                 high = middle
@@ -73,7 +81,7 @@ class KvCache:
         low, high = 0, depth
         while low < high:
             middle = (low + high) // 2
-            if chain[middle] in references:
+            if references[chain[middle]]:
                 low = middle + 1
             else:
                 high = middle
@@ -86,20 +94,18 @@ class KvCache:
         """
         references = self._references
         for digest in chain[:depth]:
-            count = references.get(digest)
-            if count is not None:
-                references[digest] = count + 1
-            else:
+            count = references[digest]
+            if not count:
                 self._wake(digest)
+            references[digest] = count + 1
         self.num_pinned += num_new
         self._evict()
 
     def publish(self, digests: Sequence[int]) -> None:
         """Make reserved blocks findable; of content that is here twice one copy is given back."""
-        if digests[0] not in self._present:
+        if digests[0] not in self._references:
             # What hangs on a hash that is not here is not here either.
             self._references.update(dict.fromkeys(digests, 1))
-            self._present.update(digests)
             self._stored.extend(digests)
         else:
             self._publish_known(digests)
@@ -121,7 +127,7 @@ class KvCache:
         for digest in held[:low]:
             references[digest] -= 1
         tail = held[low:]
-        deque(map(references.__delitem__, tail), maxlen=0)
+        references.update(dict.fromkeys(tail, 0))
         if self._hinted:
             self._rest_hinted(held, tail)
         else:
@@ -138,13 +144,13 @@ class KvCache:
         if stored and evicted:
             both = set(stored).intersection(evicted)
             if both:
-                stored = [d for d in stored if d not in both or d in self._present]
+                stored = [d for d in stored if d not in both or d in self._references]
                 evicted = [d for d in evicted if d not in both]
         return stored, evicted
 
     def digests(self) -> list[int]:
         """Return all hashes that are held."""
-        return list(self._present)
+        return list(self._references)
 
     def _rest_hinted(self, held: Sequence[int], tail: Sequence[int]) -> None:
         for digest in self._hinted:
@@ -152,6 +158,9 @@ class KvCache:
                 chain = tuple(held[: held.index(digest) + 1])
                 self._hinted[digest] = chain
                 self._protected.update(chain)
+        if not tail or tail[0] not in self._protected:
+            self._idle.add(tail)
+            return
         # A chain is protected from its beginning.
         split = bisect_left(tail, True, key=lambda digest: digest not in self._protected)
         self._idle.add(tail[split:])
@@ -162,31 +171,28 @@ class KvCache:
             self._idle.remove(digest)
         else:
             del self._kept[digest]
-        self._references[digest] = 1
 
     def _publish_known(self, digests: Sequence[int]) -> None:
         references = self._references
         for digest in digests:
             count = references.get(digest)
-            if count is not None:
-                references[digest] = count + 1
-                self.num_pinned -= ROUTING_STRIDE
-            elif digest in self._present:
-                self._wake(digest)
-            else:
-                references[digest] = 1
-                self._present.add(digest)
+            references[digest] = (count or 0) + 1
+            if count is None:
                 self._stored.append(digest)
+            elif count:
+                self.num_pinned -= ROUTING_STRIDE
+            else:
+                self._wake(digest)
 
     def _evict(self) -> None:
         num_idle = len(self._idle) + len(self._kept)
         excess = self.num_pinned + num_idle * ROUTING_STRIDE - self.capacity
         if excess > 0:
             count = -(-excess // ROUTING_STRIDE)
-            evicted = self._idle.pop(min(count, len(self._idle)))
+            evicted = self._idle.pop(count)
             if len(evicted) < count:
                 evicted += self._pop_kept(count - len(evicted))
-            self._present.difference_update(evicted)
+            deque(map(self._references.__delitem__, evicted), maxlen=0)
             self._evicted += evicted
             self.version += 1
 

@@ -39,7 +39,8 @@ class Sequence:
         self.command = command
         #: KV blocks for its whole life, shared ones included.
         self.blocks = 0
-        #: Leading hashes it found in the cache when it was admitted, and the tokens of them.
+        #: Leading hashes it found in the cache when its worker looked last, at its admission at the
+        #: latest, and the tokens of them.
         self.depth = 0
         self.hit_tokens = 0
         #: Prompt tokens found or computed.

@@ -220,7 +220,7 @@ class SimWorker:
         cache = self.cache
         if self._num_running >= self._cluster.max_seqs:
             return False
-        depth = cache.find(seq.chain)
+        depth = cache.find(seq.chain, seq.depth)
         num_blocks = -(-(seq.input_tokens + seq.output_tokens) // self._block_size)
         num_new = cache.count_new(seq.chain, depth, num_blocks)
         if not self._has_room(cache.num_pinned + num_new, seq.priority_class):
@@ -334,7 +334,9 @@ class SimWorker:
         tokens = 0
         for before, queue in zip(self._partials, queues, strict=False):
             for seq in queue:
-                known = _count_shared(seq, before, self.cache.find(seq.chain))
+                # Little changes from one step to the next.
+                seq.depth = self.cache.find(seq.chain, seq.depth)
+                known = _count_shared(seq, before, seq.depth)
                 tokens += max(1, seq.input_tokens - per_hash * known)
                 before = seq
         return tokens
