@@ -4,17 +4,14 @@ from collections.abc import Iterable, Iterator
 
 
 class HolderIndex:
-    """A set of workers for each hash, as an integer with one bit for each worker.
-
-    Callers add only what the worker lacks and discard only what it has.
-    """
+    """A set of workers for each hash, as an integer with one bit for each worker."""
 
     def __init__(self) -> None:
         #: Hash to the bits of its holders, never zero.
         self.bits: dict[bytes, int] = {}
 
     def add(self, digests: Iterable[bytes], bit: int) -> None:
-        """Note that the worker of ``bit`` got these."""
+        """Note that the worker of ``bit`` has these."""
         bits = self.bits
         insert = bits.setdefault
         for digest in digests:
@@ -23,11 +20,12 @@ class HolderIndex:
                 bits[digest] |= bit
 
     def discard(self, digests: Iterable[bytes], bit: int) -> None:
-        """Note that the worker of ``bit`` lost these."""
+        """Note that the worker of ``bit`` has none of these."""
         bits = self.bits
+        remove = bits.pop
         for digest in digests:
-            held = bits.pop(digest)
-            if held is not bit and (rest := held ^ bit):
+            held = remove(digest, 0)
+            if held is not bit and (rest := held & ~bit):
                 bits[digest] = rest
 
 

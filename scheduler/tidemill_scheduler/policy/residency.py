@@ -1,6 +1,6 @@
 """Which worker's prefix cache holds, or is about to hold, which prefixes."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from heapq import heappop, heappush
 from itertools import islice
 
@@ -63,9 +63,9 @@ class Residency:
         if events.seq == cache.seq + 1:
             self._see(cache)
             if events.stored:
-                self._resident.add(cache.store(split_key(events.stored)), cache.bit)
+                self._store(cache, split_key(events.stored))
             if events.evicted:
-                self._resident.discard(cache.evict(split_key(events.evicted)), cache.bit)
+                self._evict(cache, split_key(events.evicted))
             cache.seq = events.seq
         return True
 
@@ -74,8 +74,8 @@ class Residency:
         cache = self._caches[worker_id]
         self._see(cache)
         held = split_key(digests)
-        self._resident.discard(cache.evict(cache.resident.difference(held)), cache.bit)
-        self._resident.add(cache.store(held), cache.bit)
+        self._evict(cache, cache.resident.difference(held))
+        self._store(cache, held)
         cache.seq = seq
 
     def dispatched(self, worker_id: str, key: bytes) -> None:
@@ -92,8 +92,8 @@ class Residency:
         cache = self._caches.get(worker_id)
         if cache is not None and cache.is_blind:
             digests = split_key(key)
-            self._resident.add(cache.store(digests), cache.bit)
-            self._resident.discard(cache.evict(cache.guess(digests)), cache.bit)
+            self._store(cache, digests)
+            self._evict(cache, cache.guess(digests))
         self.forget(worker_id, key)
 
     def forget(self, worker_id: str, key: bytes) -> None:
@@ -145,6 +145,14 @@ class Residency:
             seen |= fresh
             depth = self._deepest_of_others(key, least_depth, depth - 1, seen)
         return found
+
+    def _store(self, cache: WorkerCache, digests: Collection[bytes]) -> None:
+        cache.resident.update(digests)
+        self._resident.add(digests, cache.bit)
+
+    def _evict(self, cache: WorkerCache, digests: Collection[bytes]) -> None:
+        cache.resident.difference_update(digests)
+        self._resident.discard(digests, cache.bit)
 
     def _see(self, cache: WorkerCache) -> None:
         self._resident.discard(cache.see(), cache.bit)

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tidemill_scheduler.policy.routing_hashes import depth_within, shared_depth
 
@@ -37,18 +37,6 @@ class WorkerCache:
         if self._recency is not None:
             guessed, self.resident, self._recency = self.resident, set(), None
         return guessed
-
-    def store(self, digests: Iterable[bytes]) -> set[bytes]:
-        """Add what the cache has got; return what is new."""
-        fresh = set(digests).difference(self.resident)
-        self.resident.update(fresh)
-        return fresh
-
-    def evict(self, digests: Iterable[bytes]) -> set[bytes]:
-        """Remove what the cache has lost; return what it had of that."""
-        lost = self.resident.intersection(digests)
-        self.resident.difference_update(lost)
-        return lost
 
     def guess(self, digests: Sequence[bytes]) -> list[bytes]:
         """Mark hashes of one chain as used last; return what the cache has no room for."""
