@@ -12,8 +12,10 @@ import openai
 from gateway.client import post
 from gateway.conftest import MODEL, Site
 from gateway.document import check
+from support.shard import KEYS
 from support.wait import wait_until
 from tidemill import Producer
+from tidemill.service.redis import connect
 
 PATH = "/v1/responses"
 GREEDY: dict[str, Any] = {"model": MODEL, "max_output_tokens": 12, "temperature": 0}
@@ -98,16 +100,36 @@ def test_a_stream_has_the_events_in_their_order_and_ends_with_what_is_kept(
         *("output_text.done", "content_part.done", "output_item.done", "incomplete"),
     ]
     last = events[-1].response
-    assert len(deltas) > 1 and "".join(event.delta for event in deltas) == last.output_text
+    assert deltas and "".join(event.delta for event in deltas) == last.output_text
     assert client.responses.retrieve(last.id) == last
     whole = client.responses.create(input="hello", **GREEDY)
     assert whole.output_text == last.output_text
     with client.responses.stream(input="hello", **GREEDY) as stream:
         for _ in stream:
             continue
-    for after in (0, 4, len(events) - 2, len(events)):
-        rest = valid(client.responses.retrieve(last.id, stream=True, starting_after=after))
-        assert rest == events[after + 1 :]
+
+
+def test_any_number_of_a_stream_is_gone_on_behind_also_when_the_token_log_is_gone(
+    site: Site, client: openai.OpenAI
+) -> None:
+    options: dict[str, Any] = GREEDY | {"max_output_tokens": 60, "top_logprobs": 1}
+    events = valid(client.responses.create(input="hello", stream=True, **options))
+    made = events[-1].response
+    places = (0, 4, len(events) // 2, len(events) - 2, len(events))
+
+    def resumed() -> list[list[Any]]:
+        return [
+            valid(client.responses.retrieve(made.id, stream=True, starting_after=place))
+            for place in places
+        ]
+
+    wanted = [events[place + 1 :] for place in places]
+    assert resumed() == wanted
+    job_id = made.id.removeprefix("resp_")
+    with connect(site.stack.url) as redis:
+        assert redis.delete(KEYS.token_log(job_id)) == 1
+    assert resumed() == wanted
+    assert client.responses.retrieve(made.id) == made
 
 
 def test_an_answer_of_a_schema_is_parsed(client: openai.OpenAI) -> None:
