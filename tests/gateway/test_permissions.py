@@ -4,6 +4,7 @@ import asyncio
 import hmac
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -26,7 +27,7 @@ from tidemill.gateway.identity import MEASURING_PATHS, OPEN_PATHS, Authenticator
 from tidemill.gateway.permissions import RULES
 from tidemill.gateway.state import GatewayState
 from tidemill.gateway.stored_keys import MAX_REMEMBERED, TRUST_SECONDS, USE_SECONDS, StoredKeys
-from tidemill.protocol.errors import Unauthenticated
+from tidemill.protocol.errors import ConfigError, Unauthenticated
 from tidemill.protocol.keys import ShardKeys
 
 ROUTES = sorted(
@@ -102,6 +103,14 @@ async def test_a_route_without_a_rule_is_for_admins() -> None:
         assert (await client.get("/v1/forgotten")).status_code == 403
     async with app_for(Scoped(KeyScope.ADMIN), router) as client:
         assert (await client.get("/v1/forgotten")).status_code == 200
+
+
+def test_without_a_pepper_no_gateway_asks_for_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEMILL_KEY_PEPPER_FILE", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="no pepper"):
+        GatewayState(GatewaySettings(require_keys=True))
 
 
 async def test_measures_can_be_closed_and_probes_cannot() -> None:

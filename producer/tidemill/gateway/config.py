@@ -14,7 +14,7 @@ from tidemill.service.config import ServiceConfig
 DEFAULT_PORT = 8000
 _MIB = 1 << 20
 _TIMES = (
-    *("head_seconds", "body_seconds", "keep_alive_seconds"),
+    *("head_seconds", "body_seconds", "reader_seconds", "keep_alive_seconds"),
     *("broker_seconds", "drain_seconds"),
 )
 
@@ -27,7 +27,7 @@ class GatewaySettings:
     of `tidemill keys` or one of ``api_keys``; without both everybody may call.  On stop,
     streams may take ``drain_seconds`` to finish.  ``upload_bytes`` bounds a file, and
     ``body_bytes`` any other body, of which something must arrive every ``body_seconds``; headers
-    must have come within ``head_seconds``.
+    must have come within ``head_seconds``.  Who reads nothing for ``reader_seconds`` is cut off.
     """
 
     redis_url: str | None = None
@@ -46,6 +46,7 @@ class GatewaySettings:
     upload_bytes: int = 512 * _MIB
     head_seconds: float = 30.0
     body_seconds: float = 30.0
+    reader_seconds: float = 60.0
     keep_alive_seconds: float = 30.0
     broker_seconds: float = 10.0
     drain_seconds: float = 30.0
@@ -187,6 +188,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         help="longest silence while a body is sent (%(default)g)",
+    )
+    add(
+        "--reader-seconds",
+        type=float,
+        default=60.0,
+        help="how long a client may leave its answer unread (%(default)g)",
     )
     add(
         "--keep-alive-seconds",

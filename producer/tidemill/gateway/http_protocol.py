@@ -1,4 +1,4 @@
-"""Bounds on what precedes a request's body: how long headers are, how many, how slow."""
+"""Bounds on what uvicorn leaves to others: long and slow headers, readers that do not read."""
 
 import asyncio
 import json
@@ -16,15 +16,19 @@ class BoundedHttp(HttpToolsProtocol):
     """Uvicorn's protocol, which bounds the headers of a request in no way, with bounds.
 
     A connection has ``HEAD_SECONDS`` from when it is made, or from a request's first byte, to the
-    end of the headers; then it is closed.  Between requests the keep-alive timeout holds.
+    end of the headers; then it is closed.  Between requests the keep-alive timeout holds.  A client
+    that takes nothing of its answer for ``READER_SECONDS`` is cut off, and counts as gone.
     """
 
     HEAD_SECONDS = 30.0
+    READER_SECONDS = 60.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
+        self._is_silent = True
         self._head_timer: asyncio.TimerHandle | None = None
+        self._reader_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -35,12 +39,25 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._stop_waiting()
+        self._stop_reader_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse what has come, unless the connection is being closed."""
+        self._is_silent = False
         if not self._is_refused:
             super().data_received(data)
+
+    def pause_writing(self) -> None:
+        """Wait for the client, who has not taken what was sent."""
+        super().pause_writing()
+        self._stop_reader_timer()
+        self._reader_timer = self.loop.call_later(self.READER_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has taken most of it."""
+        super().resume_writing()
+        self._stop_reader_timer()
 
     def on_message_begin(self) -> None:
         """Begin to count the head of a request."""
@@ -91,9 +108,18 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _stop_reader_timer(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+
     def _give_up(self) -> None:
         # While an answer to an earlier request of the connection is written, it must not be cut.
-        if self.cycle is None or self.cycle.response_complete:
+        if self._is_silent:
+            # Opened in advance, as browsers do: an answer would be taken for that of a request
+            # which is sent at this moment.
+            self.transport.close()
+        elif self.cycle is None or self.cycle.response_complete:
             self._refuse(HTTPStatus.REQUEST_TIMEOUT)
         else:
             self._await_head()
@@ -122,6 +148,7 @@ def _refusal(status: HTTPStatus) -> bytes:
     return head.encode() + body
 
 
-def bounded(head_seconds: float) -> type[BoundedHttp]:
-    """Return the protocol with a bound of its own on how long headers may take."""
-    return type("BoundedHttp", (BoundedHttp,), {"HEAD_SECONDS": head_seconds})
+def bounded(head_seconds: float, reader_seconds: float) -> type[BoundedHttp]:
+    """Return the protocol with bounds of its own: uvicorn passes none on."""
+    bounds = {"HEAD_SECONDS": head_seconds, "READER_SECONDS": reader_seconds}
+    return type("BoundedHttp", (BoundedHttp,), bounds)

@@ -97,7 +97,7 @@ def _config(settings: GatewaySettings, state: GatewayState) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(state),
         loop="none",
-        http=bounded(settings.head_seconds),
+        http=bounded(settings.head_seconds, settings.reader_seconds),
         ws="none",
         lifespan="on",
         log_config=None,
