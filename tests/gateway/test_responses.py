@@ -15,6 +15,9 @@ from gateway.document import check
 from support.shard import KEYS
 from support.wait import wait_until
 from tidemill import Producer
+from tidemill.gateway.app import create_app
+from tidemill.gateway.config import GatewaySettings
+from tidemill.gateway.state import GatewayState
 from tidemill.service.redis import connect
 
 PATH = "/v1/responses"
@@ -251,6 +254,31 @@ def test_logprobs_are_told_with_the_text_and_again(client: openai.OpenAI) -> Non
     assert client.responses.retrieve(told.id) == told
 
 
+def test_the_oldest_items_are_left_out_if_the_request_says_so(client: openai.OpenAI) -> None:
+    long: Any = [{"role": "user", "content": f"{place} " * 400} for place in range(6)]
+    last: Any = [{"role": "user", "content": "hello"}]
+    with pytest.raises(openai.BadRequestError, match="input"):
+        client.responses.create(input=long + last, **GREEDY)
+    told = client.responses.create(input=long + last, truncation="auto", **GREEDY)
+    # Each has 800 tokens and more, of a context of 2048.
+    same = client.responses.create(input=long[-2:] + last, **GREEDY)
+    assert told.output_text == same.output_text and told.truncation == "auto"
+    assert told.usage is not None and same.usage is not None
+    assert told.usage.input_tokens == same.usage.input_tokens
+    assert len(list(client.responses.input_items.list(told.id))) == 7
+
+
+async def test_any_gateway_tells_a_response_again(site: Site, client: openai.OpenAI) -> None:
+    made = client.responses.create(input="hello", **GREEDY)
+    app = create_app(GatewayState(GatewaySettings(redis_url=site.stack.url)))
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://other") as other,
+    ):
+        told = await other.get(f"{PATH}/{made.id}")
+    assert Response.model_validate(told.json()) == made
+
+
 def test_a_key_finds_the_response_again(client: openai.OpenAI) -> None:
     key = {"Idempotency-Key": "response-1"}
     first = client.responses.create(input="hello", extra_headers=key, **GREEDY)
@@ -282,7 +310,8 @@ def test_responses_of_others_are_not_found(site: Site) -> None:
         ({"text": {"format": {"type": "poem"}}}, "text.format.type"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"top_logprobs": 10**6}, "top_logprobs"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "auto", "input": "hello " * 3000}, "input"),
+        ({"truncation": "some"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"background": True, "store": False}, "background"),

@@ -12,6 +12,7 @@ from tidemill.openai.response_items import (
     chat_tools,
     input_items,
     response_format,
+    without_oldest,
 )
 from tidemill.openai.stored_readings import plain_reading, stored_chat_job
 from tidemill.openai.tools import parse_tool_choice, parse_tools
@@ -55,6 +56,18 @@ def test_a_text_behind_a_call_is_a_message_of_its_own() -> None:
         [CALL, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
     )
     assert [message["content"] for message in told] == ["", "a", "b"]
+
+
+def test_the_oldest_items_go_up_to_the_next_of_the_user_and_outputs_with_their_calls() -> None:
+    output = {"type": "function_call_output", "call_id": "c1", "output": "ok"}
+    system, first, second = ({"role": role, "content": ""} for role in ("system", "user", "user"))
+    items = input_items([system, first, CALL, output, second, CALL | {"call_id": "c2"}])
+    left_out = [without_oldest(items, count) for count in range(7)]
+    assert left_out[0] == left_out[1] == items
+    assert left_out[2] == left_out[3] == left_out[4] == [items[0], *items[4:]]
+    assert left_out[5] == [items[0], items[5]] and left_out[6] == [items[0]]
+    late = input_items([CALL, second, output])
+    assert without_oldest(late, 1) == [late[1]]
 
 
 def test_tools_choices_and_forms_have_the_shape_of_chats() -> None:

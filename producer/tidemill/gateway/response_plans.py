@@ -22,6 +22,7 @@ from tidemill.openai.response_items import (
     chat_tool_choice,
     chat_tools,
     response_format,
+    without_oldest,
 )
 from tidemill.openai.stored_readings import plain_reading
 from tidemill.protocol.errors import InvalidRequest
@@ -96,23 +97,22 @@ async def plan_response(
     """Return the job that goes on after ``items``; raises ``InvalidRequest`` naming the field."""
     _check(body)
     tools = chat_tools(body.tools)
-    chat = _as_chat(body, chat_messages(body.instructions, items), tools)
     try:
-        plan = await plan_chat(call, chat)
+        plan = await _fitting(call, body, items, tools)
         # Checked here so that what is wrong has the name that the request calls it.
         plan.specs[0].draft(call.identity.tenant)
     except InvalidRequest as error:
         raise renamed(error, 0, request_name) from None
-    assert isinstance(plan.shape, ChatShape), "the plan is of a chat"
+    style = _style(plan)
     record = ResponseRecord(
         fields=_fields(body, plan, tools),
         items=items,
-        reading=plain_reading(plan.shape.style.job) | {"logprobs": plan.shape.style.has_logprobs},
+        reading=plain_reading(style.job) | {"logprobs": style.has_logprobs},
     )
     options: JobOptions = {"idempotency_key": idempotency_key}
     if body.callback_url is not None:
         options["callback_url"] = body.callback_url
-    return ResponsePlan(plan.specs[0].with_options(options), plan.shape.style, record)
+    return ResponsePlan(plan.specs[0].with_options(options), style, record)
 
 
 def request_name(_: int, field: str) -> str:
@@ -123,6 +123,37 @@ def request_name(_: int, field: str) -> str:
     return _NAMES.get(name, field)
 
 
+async def _fitting(
+    call: Call,
+    body: ResponseRequest,
+    items: Sequence[Mapping[str, Any]],
+    tools: list[dict[str, Any]] | None,
+) -> Plan:
+    """Return the plan for all items or, as ``truncation`` says, for as many as the model takes."""
+
+    async def planned(num_dropped: int) -> tuple[Plan, bool]:
+        kept = without_oldest(items, num_dropped) if num_dropped else items
+        chat = _as_chat(body, chat_messages(body.instructions, kept), tools)
+        plan = await plan_chat(call, chat)
+        num_tokens = len(_style(plan).prompt_ids) + (body.max_output_tokens or 1)
+        return plan, num_tokens <= plan.card.max_model_len
+
+    plan, fits = await planned(0)
+    least, most = 1, len(items) - 1
+    if fits or body.truncation != "auto" or most < 1:
+        return plan
+    while least < most:
+        middle = (least + most) // 2
+        _, fits = await planned(middle)
+        least, most = (least, middle) if fits else (middle + 1, most)
+    return (await planned(least))[0]
+
+
+def _style(plan: Plan) -> ChatStyle:
+    assert isinstance(plan.shape, ChatShape), "the plan is of a chat"
+    return plan.shape.style
+
+
 def _check(body: ResponseRequest) -> None:
     if body.conversation is not None:
         raise refuse("conversation", "there are none", "Use previous_response_id.")
@@ -130,8 +161,6 @@ def _check(body: ResponseRequest) -> None:
         raise refuse("prompt", "there are no templates of prompts", "Send input and instructions.")
     if body.context_management is not None:
         raise refuse("context_management", "it is not supported", "Leave it out.")
-    if body.truncation == "auto":
-        raise refuse("truncation", "auto is not supported", "Send less, or max_output_tokens.")
     if body.background and not body.store:
         raise refuse("background", "nobody could find the response", "Set store to true.")
 

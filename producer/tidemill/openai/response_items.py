@@ -40,6 +40,21 @@ def chat_messages(
     return chat
 
 
+def without_oldest(items: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    """Return items without the first ``count``, and without those up to the next of the user.
+
+    What systems and developers say stays; outputs of calls go with their calls.
+    """
+    users = (place for place in range(count, len(items)) if items[place].get("role") == "user")
+    start = next(users, count)
+    kept = [item for item in items[:start] if item.get("role") in ("system", "developer")]
+    kept += items[start:]
+    calls = {item["call_id"] for item in kept if item["type"] == "function_call"}
+    return [
+        item for item in kept if item["type"] != "function_call_output" or item["call_id"] in calls
+    ]
+
+
 def chat_tools(tools: Sequence[object] | None) -> list[dict[str, Any]] | None:
     """Return the tools of a chat; raises ``InvalidRequest`` for those that a server would run."""
     return [_tool(tool, f"tools.{index}") for index, tool in enumerate(tools or ())] or None
