@@ -1,7 +1,7 @@
 """What one worker can still take: credit in tokens, sequence slots and KV blocks."""
 
+from dataclasses import dataclass
 from math import ceil
-from typing import NamedTuple
 
 from tidemill.protocol.messages import WorkerInfo, WorkerStatus
 from tidemill_scheduler.intake.jobs import WaitingJob, entry_number
@@ -24,10 +24,11 @@ QUEUE_SHARE = 8
 _SETTLED_STATUSES = 2
 
 
-class _InFlight(NamedTuple):
+@dataclass(slots=True)
+class _InFlight:
     tokens: int
-    urgent: int = 0
-    num_seqs: int = 1
+    urgent: int
+    num_seqs: int
     command: tuple[int, int] | None = None
     sent_at: float | None = None
 
@@ -62,10 +63,13 @@ class Worker:
         self._reported_free = info.num_blocks
         self._reported_command = (0, 0)
         self._last_command = "0-0"
-        #: Uncached prompt tokens that it may have ahead.
-        self.credit = self._credit()
         #: How many sequences more than an idle worker it may hold before it counts as crowded.
         self.seq_slack = max(1, info.max_num_seqs // QUEUE_SHARE)
+        self._most_seqs = info.max_num_seqs + self.seq_slack
+        self._step_tokens = info.max_num_batched_tokens
+        self._block_size = info.block_size
+        #: Uncached prompt tokens that it may have ahead.
+        self.credit = self._credit()
         #: Tokens that its KV pool can hold.
         self.capacity = info.num_blocks * info.block_size
 
@@ -101,14 +105,13 @@ class Worker:
         """Share of its capacity in use; comparable between workers."""
         tokens = self._reported_tokens + self._in_flight_tokens
         num_seqs = self._reported_seqs + self._in_flight_seqs
-        return tokens / self.info.max_num_batched_tokens + num_seqs / self.info.max_num_seqs
+        return tokens / self._step_tokens + num_seqs / self.info.max_num_seqs
 
     @property
     def is_full(self) -> bool:
         """Whether it lacks a sequence slot or KV blocks for any job, whatever its credit."""
         num_seqs = self._reported_seqs + self._in_flight_seqs
-        has_slot = num_seqs < self.info.max_num_seqs + self.seq_slack
-        return num_seqs > 0 and (not has_slot or self._reported_free <= 1)
+        return num_seqs > 0 and (num_seqs >= self._most_seqs or self._reported_free <= 1)
 
     @property
     def has_credit(self) -> bool:
@@ -155,7 +158,7 @@ class Worker:
         if self.status and command <= self._reported_command:
             self.drop(job_id)
         else:
-            self._in_flight[job_id] = entry._replace(command=command, sent_at=now)
+            entry.command, entry.sent_at = command, now
 
     def drop(self, job_id: str) -> None:
         """Take back the charge of a job that was not sent after all, or is reported by now."""
@@ -208,20 +211,20 @@ class Worker:
         num_steps = 1
         if self.ack_seconds is not None and self._step_seconds:
             num_steps = ceil(self.ack_seconds / self._step_seconds - 1 - _ACK_NOISE)
-        return self.info.max_num_batched_tokens * (1 + min(max(num_steps, 1), MAX_STEPS_AHEAD))
+        return self._step_tokens * (1 + min(max(num_steps, 1), MAX_STEPS_AHEAD))
 
     def _has_room(self, tokens: int, ahead: int, wanted_seqs: int = 1) -> bool:
         # Asked for several times in each decision, hence without helpers.
         num_seqs = self._reported_seqs + self._in_flight_seqs
         if num_seqs == 0:
             return True
-        if num_seqs + wanted_seqs > self.info.max_num_seqs + self.seq_slack:
+        if num_seqs + wanted_seqs > self._most_seqs:
             return False
         # With less than a step ahead a long prompt must be there in time as well.
-        if ahead >= self.info.max_num_batched_tokens and ahead + tokens > self.credit:
+        if ahead >= self._step_tokens and ahead + tokens > self.credit:
             return False
         # One block more than the prompt fills, for the tokens to come.
-        size = self.info.block_size
+        size = self._block_size
         outstanding = self._reported_tokens + self._in_flight_tokens
         return -(-tokens // size) - -(-outstanding // size) < self._reported_free
 
