@@ -26,10 +26,14 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """The last job of a line that went to a worker, and where the prefix of its group ends."""
+    """The last job of a line that went to a worker, and where the prefix of its group ends.
+
+    That is after its hash ``anchor``, of so many hashes in all.
+    """
 
     job: WaitingJob
     anchor: bytes
+    depth: int
 
 
 @dataclass(slots=True)
@@ -93,10 +97,10 @@ class Hints:
         """Tell of the group behind a job, and that the one its line was in before is over."""
         line = _line_of(job)
         known = hinted.walks.pop(line, None)
-        anchor, depth = self._anchor_of(job, worker_id)
+        anchor, depth = self._anchor_of(job, worker_id, known.depth if known else 0)
         is_new = known is None or known.anchor != anchor
         if anchor:
-            hinted.walks[line] = _Walk(job, anchor)
+            hinted.walks[line] = _Walk(job, anchor, depth)
         if known is not None and is_new:
             self._end(hinted, known, worker_id)
         if anchor and (is_new or is_repeat):
@@ -109,7 +113,7 @@ class Hints:
         if not any(other.anchor == walk.anchor for other in hinted.walks.values()):
             self._tell(worker_id, walk.anchor, 0)
 
-    def _anchor_of(self, job: WaitingJob, worker_id: str) -> tuple[bytes, int]:
+    def _anchor_of(self, job: WaitingJob, worker_id: str, guess: int) -> tuple[bytes, int]:
         """Where the prefix ends that a job shares with its worker's next one, and its depth.
 
         Empty if they make no group.
@@ -117,7 +121,7 @@ class Hints:
         following = self._lanes.follower(job, worker_id)
         if following is None:
             return b"", 0
-        depth = shared_depth(job.key, following[0].key)
+        depth = shared_depth(job.key, following[0].key, guess)
         if depth - job.hint_depth < self._group_depth:
             return b"", 0
         end = depth * ROUTING_HASH_BYTES
