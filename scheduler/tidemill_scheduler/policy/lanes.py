@@ -219,15 +219,16 @@ class Lanes:
             line.release(worker_id, now)
 
     def _next_of(self, rank: int, worker_id: str, now: float, yields: Yields) -> WaitingJob | None:
-        lines = self._by_rank[rank]
-        self._head = next(priority for priority, line in lines if line)
+        # In every decision, and mostly one priority has jobs.
+        lines = [entry for entry in self._by_rank[rank] if entry[1]]
+        self._head = lines[0][0]
         if self._num_passed >= MAX_PASSED:
             risen = self._risen(self._head, now)
             line: TenantLine | None = None if risen is None else self._lines[risen]
             if line is not None and (job := line.next_for(worker_id, now, yields)) is not None:
                 return job
         for _, line in lines:
-            if line and (job := line.next_for(worker_id, now, yields)) is not None:
+            if (job := line.next_for(worker_id, now, yields)) is not None:
                 return job
         return None
 

@@ -149,10 +149,12 @@ class ModelDesk:
             self._looked_around = moment.now
             self.fleet.look_around(moment.now, moment.fresh_since)
             self._placement.wake_all()
-        dispatches, barred = [], set[str]()
-        if len(self._quarantine) or len(self._large):
+        if not (len(self._quarantine) or len(self._large)):
+            dispatches = self._placement.run(limit, moment)
+        else:
+            barred: set[str] = set()
             dispatches = list(self._fill_apart(limit, moment, barred))
-        dispatches += self._placement.run(limit - len(dispatches), moment, barred)
+            dispatches += self._placement.run(limit - len(dispatches), moment, barred)
         for job in self._placement.too_large:
             self._large.add(job, moment.now)
         return dispatches

@@ -20,6 +20,11 @@ class _Group:
         self.count = 0
         self.context = 0
 
+    def advance(self, steps: int) -> None:
+        """Take so many steps."""
+        self.num_steps += steps
+        self.context += self.count * steps
+
 
 class DecodeBatch:
     """Ends its sequences by step number, so that a step costs nothing for those that go on.
@@ -104,9 +109,9 @@ class DecodeBatch:
         """Let so many steps pass; no sequence may end before the last of them."""
         self.num_paused_steps = self.num_paused_steps + steps if self.is_paused else 0
         self.context += self.count * steps
-        for group in self._groups[: 1 if self.is_paused else 2]:
-            group.num_steps += steps
-            group.context += group.count * steps
+        self._watched.advance(steps)
+        if not self.is_paused:
+            self._bulk.advance(steps)
 
     def pop_ended(self) -> list[Sequence]:
         """Take out the sequences that have produced all their tokens."""
