@@ -50,8 +50,13 @@ def test_whoever_has_no_valid_key_stays_outside(gate: LockedGate) -> None:
     # What is wrong with it is not told.
     assert len({answer.text for answer in answers}) == 1
     assert httpx.get(f"{gate.url}/v1/models").status_code == 401
-    named = {"x-tidemill-tenant": "other"}
-    assert client.post(COMPLETIONS, json=SHORT, headers=named).status_code == 200
+
+
+def test_who_has_a_key_cannot_name_another_tenant(gate: LockedGate) -> None:
+    (_, mine), (_, other) = gate.key("acme"), gate.key("rival")
+    job = mine.post("/v1/jobs", json=SHORT, headers={"x-tidemill-tenant": "rival"}).json()["id"]
+    assert mine.get(f"/v1/jobs/{job}").status_code == 200
+    assert other.get(f"/v1/jobs/{job}").status_code == 404
 
 
 def test_a_revoked_key_is_out_within_seconds_and_its_use_was_noted(gate: LockedGate) -> None:
