@@ -34,8 +34,8 @@ async def test_a_record_is_kept_once_for_its_owner_until_it_goes_with_its_job(
             for name in ("alice", "bob")
         )
         job_id = new_job_id()
-        assert await alice.put(job_id, RECORD) == RECORD
-        assert await alice.put(job_id, OTHER) == RECORD
+        assert await alice.put(job_id, RECORD.encode()) is None
+        assert await alice.put(job_id, OTHER.encode()) == RECORD
         assert await alice.get(job_id) == RECORD
         key = KEYS.response("alice", job_id)
         assert LIFE_AFTER_END_SECONDS < redis.ttl(key) <= LIFE_SECONDS

@@ -44,12 +44,15 @@ class ChatShape:
         return ChatEvents(envelope, self.style, envelope.id.partition("-")[2])
 
 
-async def plan_chat(call: Call, body: ChatRequest) -> Plan:
-    """Return the job of a request; raises ``InvalidRequest`` naming the field that is wrong."""
+async def plan_chat(call: Call, body: ChatRequest, *, is_long: bool = False) -> Plan:
+    """Return the job of a request; raises ``InvalidRequest`` naming the field that is wrong.
+
+    ``is_long`` tells that the conversation is longer than the body of the call.
+    """
     _check(body)
     card = await call.producer.model(body.model)
     tokenizer = await call.producer.tokenizer(body.model)
-    if _num_bytes(call) < LONG_CHARS:
+    if _num_bytes(call) < LONG_CHARS and not is_long:
         job = make_chat_job(call, body, tokenizer)
     else:
         job = await asyncio.to_thread(make_chat_job, call, body, tokenizer)

@@ -1,5 +1,6 @@
 """Responses, as they are made, and as they are told again."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -83,13 +84,13 @@ async def create_response(call: Call, body: ResponseRequest) -> Response:
     """Continue a conversation; raises what submitting and waiting for jobs raise."""
     items = await conversation_of(call, body)
     plan = await plan_response(call, body, items, idempotency_key=call.idempotency_key)
-    if body.store:
-        plan.record.encode()  # what cannot be kept is refused before it runs
+    # What cannot be kept is refused before it runs.
+    data = await asyncio.to_thread(plan.record.encode) if body.store else None
     job = await _submitted(call, plan)
     jobs = RequestJobs(call.state, [job], has_key=call.idempotency_key is not None)
     record = plan.record
-    if body.store:
-        record = await _kept(call, plan, job, jobs)
+    if data is not None:
+        record = await _kept(call, data, job, jobs) or record
     events = plan.events(job.id, record)
     if body.background and not body.stream:
         status = await job.status()
@@ -175,9 +176,9 @@ async def _submitted(call: Call, plan: ResponsePlan) -> AsyncJob:
     return job
 
 
-async def _kept(call: Call, plan: ResponsePlan, job: AsyncJob, jobs: RequestJobs) -> ResponseRecord:
+async def _kept(call: Call, data: bytes, job: AsyncJob, jobs: RequestJobs) -> ResponseRecord | None:
     try:
-        return await _store(call).put(job.id, plan.record)
+        return await _store(call).put(job.id, data)
     except BaseException:
         # Nobody has heard of it, so nobody would find it.
         jobs.give_up()

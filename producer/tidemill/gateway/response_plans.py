@@ -134,7 +134,7 @@ async def _fitting(
     async def planned(num_dropped: int) -> tuple[Plan, bool]:
         kept = without_oldest(items, num_dropped) if num_dropped else items
         chat = _as_chat(body, chat_messages(body.instructions, kept), tools)
-        plan = await plan_chat(call, chat)
+        plan = await plan_chat(call, chat, is_long=body.previous_response_id is not None)
         num_tokens = len(_style(plan).prompt_ids) + (body.max_output_tokens or 1)
         return plan, num_tokens <= plan.card.max_model_len
 

@@ -19,13 +19,13 @@ class ResponseStore:
         self._tenant = endpoint.tenant
         self._links = shared.links(endpoint)
 
-    async def put(self, job_id: str, record: ResponseRecord) -> ResponseRecord:
-        """Keep a record, unless the job has one already; returns the one that is kept."""
-        link, key, data = self._links.of(job_id), self._key(job_id), record.encode()
+    async def put(self, job_id: str, data: bytes) -> ResponseRecord | None:
+        """Keep an encoded record, unless the job has one already, which is returned then."""
+        link, key = self._links.of(job_id), self._key(job_id)
         kept = await link.retry(
             lambda: link.client.set(key, data, nx=True, get=True, ex=LIFE_SECONDS)
         )
-        return read_record(kept) if isinstance(kept, bytes) else record
+        return read_record(kept) if isinstance(kept, bytes) else None
 
     async def get(self, job_id: str) -> ResponseRecord:
         """Return the record of a job; raises ``NoSuchObject``."""
