@@ -1,13 +1,16 @@
 """Options of ``tidemill up``, and those that it passes on."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import Result as Outcome
 
+from tidemill.access.pepper import read_pepper
 from tidemill.cli import up
 from tidemill.cli.stack import StackOptions
 from tidemill.protocol.errors import ConfigError
+from tidemill.service.config import load_key_config
 
 Tidemill = Callable[..., Outcome]
 
@@ -32,3 +35,20 @@ def test_what_comes_behind_two_dashes_is_the_workers(
     outcome = tidemill("up", "--model", "m", "--no-gateway", "--", "--enable-lora", "--port=1")
     assert outcome.exception is None, outcome.exception
     assert asked[0].worker_args[-2:] == ("--enable-lora", "--port=1")
+
+
+def test_a_gateway_that_asks_for_keys_finds_the_pepper_beside_its_data(
+    tidemill: Tidemill, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[StackOptions] = []
+    monkeypatch.setattr(up, "run_until_signal", asked.append)
+    monkeypatch.setattr(up, "find_model", lambda model, cache: (model, "name"))
+    directory = tmp_path / "elsewhere"
+    outcome = tidemill("up", "--model", "m", "--require-keys", "--data-dir", str(directory))
+    assert outcome.exception is None, outcome.exception
+    gateway = asked[0].gateway
+    assert gateway is not None and "--require-keys" in gateway.args
+    assert (directory / "key_pepper").is_file()
+    # What the stack tells its processes, and what the command line is to be told.
+    monkeypatch.setenv("TIDEMILL_DATA_DIR", str(directory))
+    assert read_pepper(load_key_config())

@@ -104,9 +104,13 @@ def up(
     setup_logging(config.log_level, "up")
     require_extras("torch", "sortedcontainers")
     directory, name = find_model(model, config.cache_dir)
+    data_dir = data_dir or config.data_dir
+    if require_keys:
+        # Told here: a gateway that ends at once for want of it would be started again and again.
+        make_pepper(load_key_config({**os.environ, "TIDEMILL_DATA_DIR": str(data_dir)}))
     options = StackOptions(
         redis_url=redis_url,
-        data_dir=data_dir or config.data_dir,
+        data_dir=data_dir,
         port=broker_port,
         gateway=_gateway_options(gateway, host, port, api_key, require_keys),
         shard=config.shard,
@@ -131,9 +135,6 @@ def _gateway_options(
         return None
     require_gateway()
     secrets = (("TIDEMILL_API_KEY", api_key),) if api_key else ()
-    if require_keys:
-        # Told here: a gateway that ends at once for want of it would be started again and again.
-        make_pepper(load_key_config())
     args = ("--require-keys",) if require_keys else ()
     chosen = choose_port(host, port, DEFAULT_PORT)
     return GatewayOptions(port=chosen, host=host, args=args, environment=secrets)
