@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from tidemill_scheduler.policy.routing_hashes import depth_within, shared_depth
+from tidemill_scheduler.policy.routing_hashes import depth_within, share_depth, shared_depth
 
 
 class WorkerCache:
@@ -65,9 +65,10 @@ class WorkerCache:
         """Return how many leading hashes of ``key`` are there or on their way."""
         in_flight, shared = self.in_flight, 0
         position = bisect_left(in_flight, key)
-        if position < len(in_flight):
-            shared = shared_depth(key, in_flight[position])
+        # Jobs go out in prefix order: mostly the one before has more of a key than the one behind.
         if position:
-            shared = max(shared, shared_depth(key, in_flight[position - 1], shared))
+            shared = shared_depth(key, in_flight[position - 1])
+        if position < len(in_flight) and share_depth(key, in_flight[position], shared + 1):
+            shared = shared_depth(key, in_flight[position], shared + 1)
         # Mostly a cache holds no more of a key than the nearest of the jobs that bring it.
         return depth_within(key, self.resident, shared, shared if near is None else near)
