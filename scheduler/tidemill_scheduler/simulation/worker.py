@@ -182,7 +182,8 @@ class SimWorker:
 
     def _plan(self) -> None:
         self._chunks, self._is_blocked = [], False
-        self._decoding.resume()
+        if self._decoding.is_paused:
+            self._decoding.resume()
         is_urgent = bool(self._queues[0]) or self._partials[0] is not None
         if is_urgent:
             self._decoding.pause(self._cluster.max_paused_steps)

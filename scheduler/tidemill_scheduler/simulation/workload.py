@@ -254,12 +254,13 @@ class Workload:
     def _key(self, row: int, copy: int) -> bytes:
         table, salt = self.table, self.salt
         ids = table.chain[table.starts[row] : table.starts[row + 1]]
-        offset = copy * table.num_ids
+        # What a copy adds to its ids is spread and salted once for all.
+        start = copy * table.num_ids * _SPREAD + salt & _MASK
         if not self.common_depth or not copy:
-            return _packer(len(ids)).pack(*[(i + offset) * _SPREAD + salt & _MASK for i in ids])
+            return _packer(len(ids)).pack(*[i * _SPREAD + start & _MASK for i in ids])
         common, own = ids[: self.common_depth], ids[self.common_depth :]
         digests = [i * _SPREAD + salt & _MASK for i in common]
-        digests += [(i + offset) * _SPREAD + salt & _MASK for i in own]
+        digests += [i * _SPREAD + start & _MASK for i in own]
         return _packer(len(ids)).pack(*digests)
 
 
