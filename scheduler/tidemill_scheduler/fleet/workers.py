@@ -40,6 +40,32 @@ class Worker:
     that the status names.
     """
 
+    __slots__ = (
+        "_block_size",
+        "_in_flight",
+        "_in_flight_seqs",
+        "_in_flight_tokens",
+        "_in_flight_urgent",
+        "_last_command",
+        "_most_seqs",
+        "_num_settled",
+        "_reported_command",
+        "_reported_free",
+        "_reported_seqs",
+        "_reported_tokens",
+        "_reported_urgent",
+        "_step_seconds",
+        "_step_tokens",
+        "ack_seconds",
+        "capacity",
+        "credit",
+        "full_since",
+        "heard_at",
+        "info",
+        "seq_slack",
+        "status",
+    )
+
     def __init__(self, info: WorkerInfo, now: float) -> None:
         self.info = info
         #: The last status, None before the first one.

@@ -14,6 +14,8 @@ class WorkerCache:
     hashes as its cache has room for, the least recently used leaving first.
     """
 
+    __slots__ = ("_capacity", "_recency", "bit", "in_flight", "resident", "seq", "slot")
+
     def __init__(self, slot: int, capacity_hashes: int) -> None:
         self.slot = slot
         #: The worker's bit in every index.

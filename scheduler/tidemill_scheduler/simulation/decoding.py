@@ -32,6 +32,20 @@ class DecodeBatch:
     Those of the batch class can be left out of steps.
     """
 
+    __slots__ = (
+        "_base",
+        "_bulk",
+        "_groups",
+        "_per_context",
+        "_per_token",
+        "_watched",
+        "context",
+        "count",
+        "is_paused",
+        "num_paused_steps",
+        "num_prompt",
+    )
+
     def __init__(self, cost: StepCost) -> None:
         self._per_token, self._per_context = cost.per_token, cost.per_context
         self._base = cost.base

@@ -21,6 +21,19 @@ class KvCache:
     whoever holds a hash holds those before it.
     """
 
+    __slots__ = (
+        "_evicted",
+        "_hinted",
+        "_idle",
+        "_kept",
+        "_protected",
+        "_references",
+        "_stored",
+        "capacity",
+        "num_pinned",
+        "version",
+    )
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         #: KV blocks that sequences hold.

@@ -10,6 +10,19 @@ from tidemill_scheduler.simulation.worker import SimWorker
 class Member:
     """A worker and what the simulator knows of it."""
 
+    __slots__ = (
+        "attempts",
+        "is_computing",
+        "is_heard",
+        "joined_at",
+        "kv_lag",
+        "kv_seq",
+        "left_at",
+        "num_commands",
+        "step_number",
+        "worker",
+    )
+
     def __init__(self, worker: SimWorker, *, joined_at: float, kv_lag: float) -> None:
         self.worker = worker
         self.joined_at = joined_at

@@ -28,6 +28,41 @@ class SimWorker:
     interactive class leave the decodes of the batch class out.
     """
 
+    __slots__ = (
+        "_began_at",
+        "_block_size",
+        "_budget",
+        "_ceiling",
+        "_chunks",
+        "_cluster",
+        "_decoding",
+        "_finished",
+        "_is_blocked",
+        "_kv_seq",
+        "_last_command",
+        "_num_running",
+        "_partials",
+        "_queued_tokens",
+        "_queues",
+        "_reserve",
+        "_seconds",
+        "_steps",
+        "_time_left",
+        "_to_cancel",
+        "admitted",
+        "busy_seconds",
+        "cache",
+        "computed_tokens",
+        "hit_tokens",
+        "id",
+        "info",
+        "is_busy",
+        "num_steps",
+        "number",
+        "output_tokens",
+        "prompt_tokens",
+    )
+
     def __init__(self, number: int, cluster: Cluster, tokens_per_hash: int) -> None:
         self.number = number
         self._cluster = cluster
