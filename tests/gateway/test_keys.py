@@ -205,4 +205,4 @@ def test_no_log_tells_secrets_or_prompts(site: Site, gate: LockedGate) -> None:
     assert "/v1/completions" in logs, "the log of requests is off"
     assert "the miller counts" not in logs and prompt not in logs and secret not in logs
     for token in gate.issued:
-        assert token.rpartition("_")[2] not in logs
+        assert token.split("_", 2)[2] not in logs
