@@ -43,7 +43,7 @@ slow: $(STAMP) ## What `make test` leaves out: long outages, wide sweeps of mode
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow $(ARGS)
 
 kernels: $(STAMP) ## The Triton kernels under the interpreter (read when a kernel is decorated: own process)
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -m interpret $(ARGS)
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/kernels -m interpret $(ARGS)
 
 # The same tests against another server: the functions in every run, all that talk to one on demand.
 redis-check: $(STAMP) ## The functions against the redis-server on PATH, if there is one
