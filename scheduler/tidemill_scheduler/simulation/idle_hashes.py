@@ -1,7 +1,6 @@
 """Hashes in a simulated cache that no sequence holds, in the order in which they are evicted."""
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
@@ -41,7 +40,9 @@ class IdleHashes:
             split = bisect_left(tail, True, key=lambda digest: digest not in marks)
             self._watched.update(dict.fromkeys(reversed(tail[:split])))
             tail = tail[split:]
-        self._batch.update(dict.fromkeys(reversed(tail)))
+        batch = self._batch
+        for digest in reversed(tail):
+            batch[digest] = None
         self._fall_back()
 
     def remove(self, digest: int) -> None:
@@ -74,5 +75,6 @@ def pop_first(ordered: dict[int, None], count: int) -> list[int]:
     """Take out the ``count`` keys that came first."""
     # All at once: whatever was deleted at the front of a dict is passed over again each time.
     popped = list(islice(ordered, count))
-    deque(map(ordered.__delitem__, popped), maxlen=0)
+    for digest in popped:
+        del ordered[digest]
     return popped

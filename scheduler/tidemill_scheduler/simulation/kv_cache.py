@@ -1,7 +1,6 @@
 """A worker's paged KV cache with prefix reuse, at the grain of routing hashes."""
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Mapping, Sequence
 
 from tidemill.protocol.prefix import ROUTING_STRIDE
@@ -118,7 +117,9 @@ class KvCache:
         """Make reserved blocks findable; of content that is here twice one copy is given back."""
         if digests[0] not in self._references:
             # What hangs on a hash that is not here is not here either.
-            self._references.update(dict.fromkeys(digests, 1))
+            references = self._references
+            for digest in digests:
+                references[digest] = 1
             self._stored.extend(digests)
         else:
             self._publish_known(digests)
@@ -140,7 +141,8 @@ class KvCache:
         for digest in held[:low]:
             references[digest] -= 1
         tail = held[low:]
-        references.update(dict.fromkeys(tail, 0))
+        for digest in tail:
+            references[digest] = 0
         if self._hinted:
             self._rest_hinted(held, tail)
         else:
@@ -205,7 +207,9 @@ class KvCache:
             evicted = self._idle.pop(count)
             if len(evicted) < count:
                 evicted += self._pop_kept(count - len(evicted))
-            deque(map(self._references.__delitem__, evicted), maxlen=0)
+            references = self._references
+            for digest in evicted:
+                del references[digest]
             self._evicted += evicted
             self.version += 1
 
