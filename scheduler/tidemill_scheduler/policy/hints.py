@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tidemill.protocol.prefix import ROUTING_HASH_BYTES
 from tidemill_scheduler.fleet.workers import Worker
@@ -24,8 +25,7 @@ class Hint:
     refs: Mapping[bytes, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Walk:
+class _Walk(NamedTuple):
     """The last job of a line that went to a worker, and where the prefix of its group ends.
 
     That is after its hash ``anchor``, of so many hashes in all.

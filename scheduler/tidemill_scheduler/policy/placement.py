@@ -138,9 +138,10 @@ class Placement:
 
     def _end(self) -> None:
         # With jobs left, their turn did not come; without, they found nothing.
-        rest = self._ready if len(self._lanes) else self._idle
-        rest.update((worker_id, None) for _, _, worker_id in self._heap)
-        self._heap = []
+        if self._heap:
+            rest = self._ready if len(self._lanes) else self._idle
+            rest.update((worker_id, None) for _, _, worker_id in self._heap)
+            self._heap = []
         for worker_id, job in self._walked.items():
             self._hints.dispatched(job, worker_id)
         self._walked.clear()
