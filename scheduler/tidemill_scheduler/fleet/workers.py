@@ -62,6 +62,7 @@ class Worker:
         "full_since",
         "heard_at",
         "info",
+        "is_draining",
         "seq_slack",
         "status",
     )
@@ -70,6 +71,8 @@ class Worker:
         self.info = info
         #: The last status, None before the first one.
         self.status: WorkerStatus | None = None
+        #: Whether it asked for no more work.
+        self.is_draining = False
         #: When the worker was last heard of, on the caller's clock, in seconds.
         self.heard_at = now
         #: Since when it has had no slot or block for any job, None if it has.
@@ -115,11 +118,6 @@ class Worker:
         return self._reported_seqs + self._in_flight_seqs
 
     @property
-    def is_draining(self) -> bool:
-        """Whether it asked for no more work."""
-        return self.status is not None and self.status.draining
-
-    @property
     def is_settled(self) -> bool:
         """Whether all its sequences, if any, already produce tokens."""
         return self.num_seqs == 0 or (
@@ -158,8 +156,11 @@ class Worker:
 
         Urgent ones go before the others there, so only what is urgent is in their way.
         """
-        ahead = self.urgent_tokens if is_urgent else self.outstanding_tokens
-        return self.can_hold(job) and self._has_room(tokens, ahead, job.num_outputs)
+        if is_urgent:
+            ahead = self._reported_urgent + self._in_flight_urgent
+        else:
+            ahead = self._reported_tokens + self._in_flight_tokens
+        return self._has_room(tokens, ahead, job.num_outputs) and self.can_hold(job)
 
     def reserve(
         self, job_id: str, tokens: int, *, is_urgent: bool = False, num_seqs: int = 1
@@ -201,6 +202,7 @@ class Worker:
             self._reported_command = entry_number(status.last_command)
             self._last_command = status.last_command
         self.status, self.heard_at = status, now
+        self.is_draining = status.draining
         self._reported_tokens = status.waiting_tokens
         self._reported_urgent = status.urgent_tokens
         self._reported_seqs = status.num_running + status.num_waiting
@@ -214,8 +216,10 @@ class Worker:
             self.full_since = None
         elif self.full_since is None:
             self.full_since = now
-        is_settled = not (self._in_flight or status.num_waiting or status.waiting_tokens)
-        self._num_settled = self._num_settled + 1 if is_settled else 0
+        if self._in_flight or status.num_waiting or status.waiting_tokens:
+            self._num_settled = 0
+        else:
+            self._num_settled += 1
 
     def _acknowledge(self, now: float) -> None:
         last = self._reported_command

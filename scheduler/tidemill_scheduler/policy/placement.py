@@ -105,14 +105,14 @@ class Placement:
             job = self._next_for(worker)
             if job is None:
                 self._found_nothing(worker)
-            elif not (target := self._target_of(job, worker)).can_hold(job):
-                self._set_aside(job)
-                self._push(worker)
-            elif (dispatch := self._place(job, target)) is None:
-                self._rouse()
-            else:
+            elif (dispatch := self._place(job, target := self._target_of(job, worker))) is not None:
                 dispatches.append(dispatch)
                 self._after(worker, target)
+            elif target.can_hold(job):
+                self._rouse()
+            else:
+                self._set_aside(job)
+                self._push(worker)
         self._end()
         return dispatches
 
