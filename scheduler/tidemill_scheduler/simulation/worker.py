@@ -1,7 +1,6 @@
 """A simulated worker: one continuous batch, chunked prefill, a paged KV cache, and no tokens."""
 
 import math
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from typing import cast
@@ -366,24 +365,29 @@ class SimWorker:
 
     def _count_tokens(self, queues: Iterable[Iterable[Sequence]]) -> int:
         """What one computes is not computed again by the one behind it."""
-        per_hash = self._block_size * ROUTING_STRIDE
+        per_hash, find = self._block_size * ROUTING_STRIDE, self.cache.find
         tokens = 0
         for before, queue in zip(self._partials, queues, strict=False):
             for seq in queue:
                 # Little changes from one step to the next.
-                seq.depth = self.cache.find(seq.chain, seq.depth)
-                known = _count_shared(seq, before, seq.depth)
+                seq.depth = known = find(seq.chain, seq.depth)
+                if before is not None:
+                    known = _count_shared(seq, before, known)
                 tokens += max(1, seq.input_tokens - per_hash * known)
                 before = seq
         return tokens
 
 
-def _count_shared(seq: Sequence, before: Sequence | None, known: int) -> int:
+def _count_shared(seq: Sequence, before: Sequence, known: int) -> int:
     """Hashes that are cached, or will be once ``before`` is computed; ``known`` of them are."""
-    if before is None:
-        return known
     left, right = seq.chain, before.chain
-    shared = range(min(len(left), len(right)))
-    if known >= len(shared) or left[known] != right[known]:
+    low, high = known, min(len(left), len(right))
+    if low >= high or left[low] != right[low]:
         return known
-    return bisect_left(shared, True, lo=known, key=lambda index: left[index] != right[index])
+    while low < high:
+        middle = (low + high) // 2
+        if left[middle] == right[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
