@@ -2,7 +2,9 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
+import httpx2 as httpx
 import numpy as np
 import soundfile
 import torch
@@ -41,3 +43,10 @@ def compressed() -> bytes:
     file = io.BytesIO()
     soundfile.write(file, samples, rate, format="FLAC")
     return file.getvalue()
+
+
+def stored_speech(url: str) -> list[Any]:
+    """The files of audio that a gateway's store holds."""
+    told = httpx.get(f"{url}/v1/files", params={"purpose": "user_data"}).json()
+    found: list[Any] = told["data"]
+    return found

@@ -11,7 +11,7 @@ from openai.types.audio import TranscriptionTextDoneEvent
 
 from gateway.conftest import MODEL, Site
 from gateway.document import check, document
-from gateway.speech import LONG, SHORT, compressed, save_sure_whisper
+from gateway.speech import LONG, SHORT, compressed, save_sure_whisper, stored_speech
 from gateway.workers import worker
 from openai import OpenAI
 from support.wait import wait_until
@@ -59,11 +59,6 @@ def refusal(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
     assert answer.status_code == status, answer.text
     error: dict[str, Any] = answer.json()["error"]
     return error
-
-
-def stored_files(site: Site) -> list[Any]:
-    told: list[Any] = httpx.get(f"{site.url}/v1/files").json()["data"]
-    return told
 
 
 def test_the_text_is_that_of_the_sdk(site: Site, client: OpenAI, producer: Producer) -> None:
@@ -186,7 +181,7 @@ def test_a_file_that_fits_no_message_goes_through_the_blob_store(
     true = producer.transcribe(small, model="whisper")
     assert told["text"] == true.text and told["duration"] == 31.0
     # Nobody needs it any more.
-    wait_until(lambda: not stored_files(site), timeout=20)
+    wait_until(lambda: not stored_speech(site.url), timeout=20)
 
 
 def test_the_same_file_with_the_same_key_is_one_job(site: Site) -> None:
@@ -202,7 +197,7 @@ def test_the_same_file_with_the_same_key_is_one_job(site: Site) -> None:
     first, second = ask(LONG), ask(LONG)
     assert first.status_code == second.status_code == 200 and first.text == second.text
     assert refusal(ask(LONG[:-2] + b"ab"), 409)["code"] == "idempotency_conflict"
-    wait_until(lambda: not stored_files(site), timeout=20)
+    wait_until(lambda: not stored_speech(site.url), timeout=20)
 
 
 def test_a_large_file_needs_a_store_that_the_workers_share(
@@ -213,7 +208,7 @@ def test_a_large_file_needs_a_store_that_the_workers_share(
         error = refusal(send(site, audio=LONG, model="apart"))
         assert error["param"] == "file" and "blob store" in error["message"]
         assert send(site, audio=SHORT, model="apart").status_code == 200
-    wait_until(lambda: not stored_files(site), timeout=20)
+    wait_until(lambda: not stored_speech(site.url), timeout=20)
 
 
 def test_a_file_of_more_than_25_mb_is_refused(site: Site) -> None:
@@ -222,7 +217,7 @@ def test_a_file_of_more_than_25_mb_is_refused(site: Site) -> None:
     # One that says before how much will come is not read at all.
     error = refusal(send(site, audio=bytes(MAX_STORED_AUDIO_BYTES + (1 << 19))), 413)
     assert error["code"] == "request_too_large"
-    assert not stored_files(site)
+    assert not stored_speech(site.url)
 
 
 @pytest.mark.parametrize(

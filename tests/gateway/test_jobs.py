@@ -12,7 +12,7 @@ import pytest
 from gateway.client import post
 from gateway.conftest import MODEL, Site
 from gateway.document import check
-from gateway.speech import LONG, SHORT, compressed, save_sure_whisper
+from gateway.speech import LONG, SHORT, compressed, save_sure_whisper, stored_speech
 from gateway.workers import worker
 from support.tiny_encoders import save_bert
 from support.wait import wait_until
@@ -215,4 +215,4 @@ def test_a_file_that_was_uploaded_before_is_transcribed(
         )
         assert missing.status_code == 404
     httpx.delete(f"{site.url}/v1/files/{upload['id']}")
-    wait_until(lambda: not httpx.get(f"{site.url}/v1/files").json()["data"], timeout=20)
+    wait_until(lambda: not stored_speech(site.url), timeout=20)

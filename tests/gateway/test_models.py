@@ -9,7 +9,7 @@ from support.tiny_chat_model import MAX_MODEL_LEN
 def test_models_are_listed_and_described(site: Site) -> None:
     listed = httpx.get(f"{site.url}/v1/models").json()
     one = httpx.get(f"{site.url}/v1/models/{MODEL}").json()
-    assert listed["object"] == "list" and listed["data"] == [one]
+    assert listed["object"] == "list" and one in listed["data"]
     assert one["id"] == MODEL and one["object"] == "model" and one["max_model_len"] == MAX_MODEL_LEN
 
 
