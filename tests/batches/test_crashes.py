@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from crash.points import BATCH_POINTS
 from support.actors import Troupe
 from support.batch_shop import create, outcome, request_line, serving
 from support.fake_mill import Attempt
@@ -16,20 +17,6 @@ from tidemill.service.runtime import CRASH_STATUS
 
 RUNNER = "support.batch_runner:main"
 NUM_LINES = 64
-
-#: Where one runner after the other dies, with the pass at which it does.
-POINTS = [
-    "batch.after_survey",
-    "batch.after_begin:2",
-    "batch.line:13",
-    "batch.after_part",
-    "batch.after_count",
-    "batch.line:20",
-    "batch.after_assembly",
-    "batch.after_assembly:2",
-    "batch.before_end",
-    "batch.after_end",
-]
 
 
 @pytest.fixture
@@ -55,7 +42,7 @@ async def test_a_runner_that_dies_anywhere_leaves_every_line_written_once(
 
     batch = await create(client, [request_line(n) for n in range(NUM_LINES)])
     with serving(redis_url, work):
-        for number, point in enumerate(POINTS):
+        for number, point in enumerate(BATCH_POINTS):
             blob_url = str(tmp_path / "blobs")
             runner = troupe.start(RUNNER, redis_url, blob_url, crash_at=point, name=str(number))
             status = await asyncio.to_thread(runner.wait)

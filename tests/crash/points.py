@@ -48,6 +48,20 @@ ATTEMPT_POINTS = (
 OUTBOX_POINTS = ("webhooks.after_read", "webhooks.after_post")
 ENQUEUE_POINTS = ("webhooks.before_enqueue", "webhooks.after_enqueue")
 
+#: Where the runner of a batch dies, in the order in which it comes there; a line by its number.
+BATCH_POINTS = (
+    "batch.after_survey",
+    "batch.after_begin:2",
+    "batch.line:13",
+    "batch.after_part",
+    "batch.after_count",
+    "batch.line:20",
+    "batch.after_assembly",
+    "batch.after_assembly:2",
+    "batch.before_end",
+    "batch.after_end",
+)
+
 ALL_POINTS = (
     *PRODUCER_POINTS,
     *DISPATCH_POINTS,
@@ -62,6 +76,7 @@ ALL_POINTS = (
     *OUTBOX_POINTS,
     *ENQUEUE_POINTS,
     *ATTEMPT_POINTS,
+    *BATCH_POINTS,
 )
 
 

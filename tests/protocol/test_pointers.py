@@ -13,7 +13,7 @@ from tidemill.protocol.messages import JobTerms
 pytestmark = pytest.mark.leaks_keys
 
 HOUR = 3_600_000
-TOLD = {b"o": b"64", b"g": b"1", b"p": b"0", b"c": b"3", b"m": b"m"}
+TOLD = {b"o": b"64", b"g": b"1", b"p": b"0", b"c": b"3", b"m": b"m", b"s": b"0"}
 
 
 def pointer(client: redis.Redis) -> dict[bytes, bytes]:
