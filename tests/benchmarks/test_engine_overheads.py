@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+# A minute of a real model, and shares of time that other work on the machine can distort.
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "engine_overheads.py"
 

@@ -33,6 +33,7 @@ def test_with_memory_for_everybody_less_is_won() -> None:
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_both_modes_serve_the_requests_with_a_real_model(demo_model_dir: Path) -> None:
     memory = ("--kv-tokens", "2048", "--max-model-len", "1024")
     model = ("--model", str(demo_model_dir), "--threads", "1")

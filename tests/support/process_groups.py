@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "tests/benchmarks/test_daemon_cost.py": "daemon cost",
+    "tests/benchmarks/test_engine_overheads.py": "overheads",
     "tests/benchmarks/test_queue_bench.py": "benchmark",
     "tests/benchmarks/test_rag_e2e.py": "rag",
     "tests/benchmarks/test_scheduling_bench.py": "scheduling",
