@@ -118,12 +118,6 @@ class StoreSweep:
             blob = part_blobs(self._keys, tenant, object_id)
             call = calls.forget_batch(self._keys, tenant, object_id)
         # First the blobs: whoever dies in between begins again.
-        if kind == "file":
-            blob = file_blob(self._keys, tenant, object_id)
-            call = calls.forget_file(self._keys, tenant, object_id)
-        else:
-            blob = part_blobs(self._keys, tenant, object_id)
-            call = calls.forget_batch(self._keys, tenant, object_id)
         await asyncio.to_thread(self._blobs.delete, blob)
         await run_async(self._client, call)
         _log.info("forgot the %s %s", kind, object_id)
