@@ -28,6 +28,8 @@ DELIVER = "tidemill_webhooks.rq_worker.deliver"
 
 #: More than an attempt and its round trips can take.
 TIMEOUT_SECONDS = 40
+#: How long a worker without jobs may take to see that it shall leave, should the signal get lost.
+IDLE_SECONDS = 2
 #: A job that nobody has run until then was made again meanwhile.
 QUEUED_TTL_SECONDS = 3600
 FAILURE_TTL_SECONDS = 14 * 24 * 3600
@@ -102,9 +104,32 @@ def make_queue(client: redis.Redis) -> RqQueue:
     )
 
 
-def make_worker(client: redis.Redis, name: str) -> SimpleWorker:
-    """Return a worker that runs jobs in this very process."""
-    return SimpleWorker(
+class HookWorker(SimpleWorker):
+    """Runs jobs in this very process; it leaves when asked to, whatever it does just then.
+
+    RQ raises an exception in the signal's handler, which is lost where code of others catches
+    everything, as a log's handler does, and then waits for a job as if nobody had asked.
+    """
+
+    def _shutdown(self) -> None:
+        self._stop_requested = True
+        super()._shutdown()  # type: ignore[no-untyped-call]
+
+    def dequeue_job_and_maintain_ttl(
+        self, timeout: int | None, max_idle_time: int | None = None
+    ) -> tuple[Job, RqQueue] | None:
+        """Wait for a job; None as soon as the worker shall leave, or a burst is over."""
+        if timeout is None:
+            return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
+        found = None
+        while found is None and not self._stop_requested:
+            found = super().dequeue_job_and_maintain_ttl(timeout, max_idle_time=IDLE_SECONDS)
+        return found
+
+
+def make_worker(client: redis.Redis, name: str) -> HookWorker:
+    """Return the worker of the one queue."""
+    return HookWorker(
         [make_queue(client)],
         name=name,
         connection=client,

@@ -1,7 +1,10 @@
 """The queue in RQ: it runs what is ours, and nothing else."""
 
 import asyncio
+import io
+import logging
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -118,6 +121,32 @@ def test_a_method_of_an_object_is_not_run(rq_client: redis.Redis) -> None:
     job.instance = "some object"
     with pytest.raises(Exception, match="may not be run"):
         _ = job.func
+
+
+class RaisingLog(io.StringIO):
+    """A log where a signal comes in the middle of a line; its handler catches what that raises."""
+
+    def write(self, text: str) -> int:
+        if "cleaning registries" in text:
+            signal.raise_signal(signal.SIGTERM)
+        return super().write(text)
+
+
+def test_a_worker_leaves_although_the_exception_of_its_signal_was_lost(
+    config: WorkerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = logging.StreamHandler(RaisingLog())
+    log = logging.getLogger("rq.worker")
+    previous = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    log.addHandler(handler)
+    try:
+        serve(config)
+    finally:
+        log.removeHandler(handler)
+        signal.signal(signal.SIGTERM, previous[0])
+        signal.signal(signal.SIGINT, previous[1])
+    assert "warm shut down requested" in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_cluster_needs_a_server_of_its_own_for_the_queue(
