@@ -17,7 +17,7 @@ export GOMP_SPINCOUNT  ?= 0
 # Tests start hundreds of processes, each of which would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check vllm-check bench bench-overheads bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-structured bench-gateway bench-scale bench-gsm8k bench-perplexity chaos soak batch-soak soak-engine clean
+.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check vllm-check clients bench bench-overheads bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-structured bench-gateway bench-scale bench-gsm8k bench-perplexity chaos soak batch-soak soak-engine clean
 
 help: ## Show this help
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -37,10 +37,10 @@ lint: $(STAMP) ## Format, lint, types, import contracts, file sizes
 
 # Three processes on two cores: while one waits for a server or a lease, the others compute.
 unit: $(STAMP) ## The test suite, without the Triton interpreter
-	@$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow and not clients" $(ARGS)
 
 slow: $(STAMP) ## What `make test` leaves out: long outages, wide sweeps of models and features, more of chaos
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and not clients" $(ARGS)
 
 kernels: $(STAMP) ## The Triton kernels under the interpreter (read when a kernel is decorated: own process)
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/kernels -m interpret $(ARGS)
@@ -63,6 +63,11 @@ wheel-check: $(STAMP) ## Build the wheel, install it into an empty venv and run 
 
 vllm-check: $(STAMP) $(VLLM_VENV)/.installed ## Our block manager beside vLLM's own, in a venv that this makes (1.5 GB)
 	@$(BIN)/python -m pytest -q -s tests/engine/test_vllm_block_manager.py $(ARGS)
+
+# Each client has a virtual environment of its own; a few have dependencies of gigabytes.
+clients: $(STAMP) ## Every client of docs/compatibility.md against a live Tidemill; writes its table (4 GB, long)
+	@$(BIN)/python tests/clients/install.py
+	@$(BIN)/python -m pytest -m clients tests/clients --record-matrix $(ARGS)
 
 bench: $(STAMP) ## Engine workloads W1-W4 beside transformers' own generate
 	@$(BIN)/python benchmarks/engine.py $(ARGS)

@@ -9,7 +9,9 @@ caching  prefix caching where no prefix is ever found: CPU time of a step on the
          Old blocks are evicted all the time in the prefill workload.
 blocks   the native CPU kernel over a block table: the same keys and values in scattered blocks, in
          blocks in order, and in one block a sequence, to which the others are ratios; and what
-         torch's attention takes without any table, for orientation.
+         torch's attention takes without any table, for orientation. *lookups*: the same bytes read
+         through a table and without, which is what the table itself costs (a KV head as a sequence
+         of its own: its blocks in order lie in memory as one block does).
 hits     the time to the first token with 80 % of a prompt in the prefix cache, beside the same
          prompt cold.
 
@@ -117,13 +119,13 @@ def caching_table(rows: list[CachingCosts]) -> Table:
 def blocks_table(rows: list[BlockCosts], block_size: int) -> Table:
     """Return the table of the second part."""
     table = _table(
-        f"Attention over blocks of {block_size} (at most {1 + MOST_TABLE} times one block)",
-        *("context", *LAYOUTS),
+        f"Attention over blocks of {block_size} (lookups at most {1 + MOST_TABLE})",
+        *("context", "lookups", *LAYOUTS),
     )
     for row in rows:
         plain = f"{1e6 * row.seconds:,.0f} us"
         ratios = [_spread(row.ratios[layout]) for layout in LAYOUTS[1:]]
-        table.add_row(row.title, f"{row.context:,}", plain, *ratios)
+        table.add_row(row.title, f"{row.context:,}", _spread(row.lookups), plain, *ratios)
     return table
 
 
@@ -152,10 +154,12 @@ def verdicts(figures: Figures) -> list[str]:
         worst = max(row.share for row in rows)
         lines.append(f"prefix caching at 0 % hits: {worst:.3%} {_kept(worst < MOST_CACHING)}")
     if rows := figures.get("blocks"):
-        worst = max(row.ratio("scattered") for row in rows) - 1
-        lines.append(f"blocks beside one block: {worst:+.1%} {_kept(worst < MOST_TABLE)}")
-        table = max(row.scatter for row in rows) - 1
-        lines.append(f"scattered beside in order: {table:+.1%} {_kept(table < MOST_TABLE)}")
+        worst = max(statistics.median(row.lookups) for row in rows) - 1
+        lines.append(f"lookups in the block table: {worst:+.1%} {_kept(worst < MOST_TABLE)}")
+        scatter = max(row.scatter for row in rows) - 1
+        lines.append(f"scattered beside in order, worst row: {scatter:+.1%}")
+        blocks = max(row.ratio("scattered") for row in rows) - 1
+        lines.append(f"blocks beside one block a sequence, worst row: {blocks:+.1%}")
     if rows := figures.get("hits"):
         least = min(row.saved for row in rows)
         lines.append(f"first token at 80 % hits: -{least:.1%} {_kept(least >= LEAST_SAVED)}")

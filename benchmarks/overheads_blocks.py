@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -46,6 +46,17 @@ class Case:
             return f"{self.heads.title}, {self.num_seqs} decodes"
         return f"{self.heads.title}, prefill of {self.num_queries}"
 
+    @property
+    def heads_apart(self) -> "Case":
+        """The same work with each KV head as a sequence of its own.
+
+        A sequence's blocks in order are then the very bytes of one block: a call over them differs
+        by the lookups in the table alone.
+        """
+        heads = self.heads
+        alone = Heads(heads.title, heads.num_heads // heads.kv_heads, 1, heads.head_dim)
+        return replace(self, heads=alone, num_seqs=self.num_seqs * heads.kv_heads)
+
 
 CASES = (
     *(Case(heads, 8, 1, context) for heads in (SMOLLM2, LLAMA3) for context in (128, 1024, 4096)),
@@ -57,12 +68,16 @@ LAYOUTS = ("one block", "in order", "scattered", "torch SDPA")
 
 @dataclass(frozen=True)
 class BlockCosts:
-    """Of one case: CPU seconds of a call over one block a sequence, ratios of others to it."""
+    """Of one case: CPU seconds of a call over one block a sequence, ratios of others to it.
+
+    ``lookups`` are ratios of a call through the table to one without, over the same bytes.
+    """
 
     title: str
     context: int
     seconds: float
     ratios: dict[str, list[float]]
+    lookups: list[float]
 
     def ratio(self, layout: str) -> float:
         """The median of a layout's ratios."""
@@ -164,28 +179,43 @@ class Layouts:
 
 def measure_blocks(case: Case, dtype: torch.dtype, block_size: int, repeat: int) -> BlockCosts:
     """Time each layout in each repeat, one right behind the other."""
-    calls = Layouts(case, dtype, block_size).calls()
+    samples = _sample(Layouts(case, dtype, block_size).calls(), repeat)
+    apart = Layouts(case.heads_apart, dtype, block_size).calls()
+    lookups = _sample({layout: apart[layout] for layout in ("one block", "in order")}, repeat)
+    plain = samples[LAYOUTS[0]]
+    ratios = {layout: _ratios(samples[layout], plain) for layout in LAYOUTS[1:]}
+    return BlockCosts(
+        case.title,
+        case.context,
+        statistics.median(plain),
+        ratios,
+        _ratios(lookups["in order"], lookups["one block"]),
+    )
+
+
+def _sample(calls: dict[str, Callable[[], torch.Tensor]], repeat: int) -> dict[str, list[float]]:
     check_equal(calls)
     num_calls = max(1, int(_SAMPLE_SECONDS / _cpu_seconds(calls["one block"], 3)))
-    samples: dict[str, list[float]] = {layout: [] for layout in LAYOUTS}
+    samples: dict[str, list[float]] = {layout: [] for layout in calls}
     for number in range(repeat):
-        turn = number % len(LAYOUTS)
-        for layout in (*LAYOUTS[turn:], *LAYOUTS[:turn]):
+        turn = number % len(calls)
+        for layout in (*[*calls][turn:], *[*calls][:turn]):
             samples[layout].append(_cpu_seconds(calls[layout], num_calls))
-    plain = samples[LAYOUTS[0]]
-    ratios = {
-        layout: [one / other for one, other in zip(samples[layout], plain, strict=True)]
-        for layout in LAYOUTS[1:]
-    }
-    return BlockCosts(case.title, case.context, statistics.median(plain), ratios)
+    return samples
+
+
+def _ratios(some: list[float], others: list[float]) -> list[float]:
+    return [one / other for one, other in zip(some, others, strict=True)]
 
 
 def check_equal(calls: dict[str, Callable[[], torch.Tensor]]) -> None:
     """Assert that all layouts stand for the same numbers: ours to the last bit."""
     plain = calls["one block"]().clone()
-    for layout in LAYOUTS[1:-1]:
-        assert torch.equal(calls[layout](), plain), f"{layout}: other numbers than in one block"
-    torch.testing.assert_close(calls[LAYOUTS[-1]](), plain, rtol=0.02, atol=0.02)
+    for layout, call in calls.items():
+        if layout == "torch SDPA":
+            torch.testing.assert_close(call(), plain, rtol=0.02, atol=0.02)
+        else:
+            assert torch.equal(call(), plain), f"{layout}: other numbers than in one block"
 
 
 def _cpu_seconds(call: Callable[[], torch.Tensor], number: int) -> float:

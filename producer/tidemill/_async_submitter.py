@@ -62,8 +62,14 @@ class AsyncSubmitter:
 
     async def submit_many(self, specs: Sequence[JobSpec]) -> list[Receipt | TidemillError]:
         """Queue jobs in one round trip; an error takes the place of a refused job's receipt."""
-        # The ids are chosen once, so that a retry after a lost reply finds the accepted job.
-        made = [await self._make_job(spec) for spec in specs]
+        return await self.send(await self.make(specs))
+
+    async def make(self, specs: Sequence[JobSpec]) -> list[NewJob | InvalidRequest]:
+        """Return the jobs to send; an error takes the place of one that cannot be made."""
+        return [await self._make_job(spec) for spec in specs]
+
+    async def send(self, made: Sequence[NewJob | InvalidRequest]) -> list[Receipt | TidemillError]:
+        """Queue what was made; sent again it finds what was accepted before, by the jobs' ids."""
         crash_point("producer.before_submit")
         sent = await self._send(valid_jobs(made))
         crash_point("producer.after_submit")

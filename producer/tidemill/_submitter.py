@@ -51,8 +51,14 @@ class Submitter:
 
     def submit_many(self, specs: Sequence[JobSpec]) -> list[Receipt | TidemillError]:
         """Queue jobs in one round trip; an error takes the place of a refused job's receipt."""
-        # The ids are chosen once, so that a retry after a lost reply finds the accepted job.
-        made = [self._make_job(spec) for spec in specs]
+        return self.send(self.make(specs))
+
+    def make(self, specs: Sequence[JobSpec]) -> list[NewJob | InvalidRequest]:
+        """Return the jobs to send; an error takes the place of one that cannot be made."""
+        return [self._make_job(spec) for spec in specs]
+
+    def send(self, made: Sequence[NewJob | InvalidRequest]) -> list[Receipt | TidemillError]:
+        """Queue what was made; sent again it finds what was accepted before, by the jobs' ids."""
         crash_point("producer.before_submit")
         sent = self._send(valid_jobs(made))
         crash_point("producer.after_submit")

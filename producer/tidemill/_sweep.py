@@ -1,4 +1,4 @@
-"""Cancelling all jobs of a batch or of a tenant, wherever they are; does no I/O."""
+"""Cancelling many jobs, or all of a batch or a tenant, wherever they are; does no I/O."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,6 +52,14 @@ def cancel_batch(keys: ShardKeys, tenant: str, batch: str) -> Plan[CancelCounts]
     while tally.total > before:
         before = tally.total
         yield from _cancel_set(keys, ("SSCAN", keys.batch_members(tenant, batch)), tally, None)
+    return CancelCounts(tally.cancelled, tally.ended)
+
+
+def cancel_jobs(keys: ShardKeys, job_ids: Sequence[str]) -> Plan[CancelCounts]:
+    """Cancel those of the jobs that are there and have not ended."""
+    tally = _Tally()
+    for start in range(0, len(job_ids), _PAGE_SIZE):
+        yield from _cancel_jobs(keys, job_ids[start : start + _PAGE_SIZE], tally, None)
     return CancelCounts(tally.cancelled, tally.ended)
 
 

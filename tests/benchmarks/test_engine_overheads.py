@@ -42,12 +42,12 @@ def test_every_layout_of_the_blocks_is_timed_beside_one_block(run: Any) -> None:
     [row] = run[1]["blocks"]
     assert row["seconds"] > 0
     assert set(row["ratios"]) == {"in order", "scattered", "torch SDPA"}
-    assert all(len(ratios) == 2 for ratios in row["ratios"].values())
+    assert all(len(ratios) == 2 for ratios in (*row["ratios"].values(), row["lookups"]))
 
 
 def test_the_output_says_of_each_limit_whether_it_is_kept(run: Any) -> None:
     lines = run[0].splitlines()
-    blocks = ("blocks beside one block", "scattered beside in order")
-    for part in ("prefix caching at 0 % hits", *blocks, "first token at 80 % hits"):
+    lookups = "lookups in the block table"
+    for part in ("prefix caching at 0 % hits", lookups, "first token at 80 % hits"):
         [line] = [line for line in lines if line.startswith(f"{part}:")]
         assert line.endswith(("limit kept", "LIMIT MISSED"))

@@ -19,6 +19,7 @@ def small_stack(
     name: str = "m",
     num_workers: int = 1,
     gateway: GatewayOptions | None = None,
+    scheduler_args: tuple[str, ...] = (),
     sink: Callable[[str], None] = echo,
 ) -> Iterator[Stack]:
     """Run broker, scheduler and workers of one model on the CPU in float32, and a gateway."""
@@ -32,6 +33,7 @@ def small_stack(
             *("--device", "cpu", "--dtype", "float32", *worker_args),
         ),
         gateway=gateway,
+        scheduler_args=scheduler_args,
         environment=(*LEASES, *thread_environment(num_workers, None)),
     )
     with Stack(options, sink=sink) as running:
