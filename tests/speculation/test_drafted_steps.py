@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence as Several
 
+import pytest
+
 from support.fake_engine import FakeProcessor, FakeRunner, FakeSampler, generate, make_seq
 from tidemill_gpuworker.engine.engine import Engine
 from tidemill_gpuworker.engine.sequence import Sequence
@@ -115,6 +117,25 @@ def test_what_was_guessed_behind_the_end_is_never_told() -> None:
     assert drafts(rig.runner.plans[-1]) == [5]
     assert rig.told[seq.seq_id] == seq.output_ids == [TOKEN] * 4
     assert rig.engine.figures.num_generated_tokens == 4
+    assert rig.blocks.num_free_blocks == rig.blocks.num_blocks
+
+
+@pytest.mark.parametrize("moment", ["fail_before", "fail_after"])
+def test_a_failed_step_gives_back_the_blocks_of_its_guesses(moment: str) -> None:
+    rig = Rig(num_drafted=5)
+    seq = rig.add([TOKEN] * 6, 19)
+    rig.step()
+    held = list(seq.block_table)
+    setattr(rig.runner, moment, {2})
+
+    with pytest.raises(RuntimeError, match="step 2 fails"):
+        rig.engine.step()
+
+    rig.scheduler.check_integrity()
+    assert seq.block_table == held
+    assert rig.scheduler.kv_use.most_empty_slots < BLOCK_SIZE
+    rig.run()
+    assert rig.told[seq.seq_id] == [TOKEN] * 19
     assert rig.blocks.num_free_blocks == rig.blocks.num_blocks
 
 

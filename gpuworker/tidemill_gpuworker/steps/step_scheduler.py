@@ -242,6 +242,9 @@ class StepScheduler:
         self.block_manager.rollback_step()
         for item in plan.scheduled:
             item.seq.num_computed_tokens = item.start
+            if self._batch is None:
+                # As after a step that ran: blocks hold computed tokens, not those of a draft.
+                self.block_manager.trim(item.seq)
         for seq in self._admitted:
             self._put_back(seq)
         self._end_step()
