@@ -6,6 +6,9 @@ Lengths are lognormal from a fixed seed, cut at the longest and scaled to the me
 gets its blocks from the worker's own block manager, step by step as it grows; static allocation
 gives each the room of the longest, as it does not know which one will need it. The last rows are
 of caches of 8 bits (--kv-cache-dtype).
+
+A last block is half empty on average, so the share of slots that hold a token depends on how long
+requests are: each block size has a mean length below which it cannot reach 96 %.
 """
 
 import argparse
@@ -28,6 +31,8 @@ HEADS_PER_TOKEN = 32 * 2 * 8
 BFLOAT16_BYTES = HEADS_PER_TOKEN * 128 * 2
 #: With a float32 scale for each head.
 QUANTISED_BYTES = HEADS_PER_TOKEN * (128 + 4)
+#: The share of the slots that is to hold a token.
+GOAL_PERCENT = 96
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,14 @@ def paged(lengths: list[int], block_size: int) -> KvUse:
     return measure_kv_use(blocks, seqs)
 
 
+def least_mean(block_size: int) -> int:
+    """Return the mean length from which on blocks of this size reach the goal.
+
+    Where lengths are spread, a last block lacks (block_size - 1) / 2 tokens in the mean.
+    """
+    return -(-GOAL_PERCENT * (block_size - 1) // (2 * (100 - GOAL_PERCENT)))
+
+
 def compare(lengths: list[int], longest: int) -> list[Allocation]:
     """Return static allocation and paged ones of several block sizes."""
     rows = [
@@ -139,10 +152,26 @@ def make_table(rows: list[Allocation], lengths: list[int]) -> Table:
     return table
 
 
+def explain_goal(mean: float) -> str:
+    """Return which block sizes can reach the goal at this mean length, and which cannot."""
+    lines = [
+        f"A last block is half empty in the mean: {GOAL_PERCENT} % of the slots hold a token from",
+    ]
+    for size in BLOCK_SIZES:
+        least = least_mean(size)
+        verdict = "reached" if mean >= least else "out of reach"
+        lines.append(
+            f"  a mean of {least:,} tokens in blocks of {size}: {verdict} with {mean:,.0f}"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     options = parse_arguments()
     lengths = draw_lengths(options.requests, options.mean, options.longest, options.seed)
-    Console().print(make_table(compare(lengths, options.longest), lengths))
+    console = Console()
+    console.print(make_table(compare(lengths, options.longest), lengths))
+    console.print(explain_goal(float(np.mean(lengths))), highlight=False)
 
 
 if __name__ == "__main__":
