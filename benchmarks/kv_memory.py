@@ -159,7 +159,7 @@ def explain_goal(mean: float) -> str:
     ]
     for size in BLOCK_SIZES:
         least = least_mean(size)
-        verdict = ("reached" if mean >= least else "out of reach") + f" with {mean:,.0f}"
+        verdict = "reached" if mean >= least else "out of reach"
         lines.append(
             f"  a mean of {least:,} tokens in blocks of {size}: {verdict} with {mean:,.0f}"
         )
