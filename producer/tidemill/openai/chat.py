@@ -112,8 +112,8 @@ def chat_job(
 ) -> ChatJob:
     """Return the job of a chat request; arguments are as in OpenAI's API.
 
-    A forced call is a constraint of its own, so there cannot be another.  Raises
-    ``InvalidRequest`` naming the field that is wrong.
+    A forced call is a constraint of its own; what ``structured`` says of texts does not matter
+    then, because there is none.  Raises ``InvalidRequest`` naming the field that is wrong.
     """
     known = parse_tools(tools)
     choice = parse_tool_choice(tool_choice, known)
@@ -126,7 +126,7 @@ def chat_job(
         options=template_options,
     )
     if choice.mode is CallMode.FORCED:
-        structured = _force(choice, structured, is_parallel=parallel_tool_calls)
+        structured = _force(choice, is_parallel=parallel_tool_calls)
     return ChatJob(
         prompt=prompt,
         prompt_ids=tuple(tokenizer.encode(_valid(prompt), add_special_tokens=False)),
@@ -146,15 +146,7 @@ def _valid(prompt: str) -> str:
     return prompt
 
 
-def _force(
-    choice: ToolChoice, structured: StructuredOutput | None, *, is_parallel: bool
-) -> StructuredOutput:
-    if structured is not None:
-        raise InvalidRequest(
-            "tool_choice: a call that is forced leaves no room for a response format",
-            field="tool_choice",
-            fix="Choose auto, or leave the response format out.",
-        )
+def _force(choice: ToolChoice, *, is_parallel: bool) -> StructuredOutput:
     try:
         return forced_calls(choice.tools, is_parallel=is_parallel and not choice.is_named)
     except ValidationError as error:
