@@ -16,6 +16,9 @@ from clients.mill import Mill, client_environment, running_mill
 PROGRAMS = Path(__file__).parent / "programs"
 #: The group of programs that run in the environment of the tests.
 DEV = "dev"
+#: The group of programs that run in the environment of `make vllm-check`.
+VLLM = "vllm"
+VLLM_VENV = Path(__file__).parents[2] / ".venv-vllm"
 _TOLD = pytest.StashKey[list[dict[str, Any]]]()
 _OUTCOMES = pytest.StashKey[list[Outcome]]()
 
@@ -28,7 +31,7 @@ class RunClient(Protocol):
         group: str,
         program: str,
         *args: str,
-        timeout: float = 120,
+        timeout: float = 600,
         env: dict[str, str | None] | None = None,
     ) -> dict[str, Any]:
         """Give it the mill's address, the model's name, ``args``, and a changed environment."""
@@ -49,7 +52,7 @@ def run_client(request: pytest.FixtureRequest, tmp_path: Path) -> RunClient:
         group: str,
         program: str,
         *args: str,
-        timeout: float = 120,
+        timeout: float = 600,
         env: dict[str, str | None] | None = None,
     ) -> dict[str, Any]:
         command = _command(group, program)
@@ -75,6 +78,10 @@ def run_client(request: pytest.FixtureRequest, tmp_path: Path) -> RunClient:
 def _command(group: str, program: str) -> list[str]:
     if group == DEV:
         return [sys.executable, str(PROGRAMS / program)]
+    if group == VLLM:
+        if not (VLLM_VENV / ".installed").is_file():
+            pytest.skip("vLLM is not installed; `make vllm-check` installs it")
+        return [str(VLLM_VENV / "bin" / "python"), str(PROGRAMS / program)]
     if (reason := install.missing(group)) is not None:
         pytest.skip(reason)
     if group == install.NODE:
@@ -101,6 +108,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         const="all",
         help="write the table of docs/compatibility.md; merge keeps clients that were not run",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The demo model takes its time where others compute too; a program's own limit is lower.
+    for item in items:
+        if item.get_closest_marker("clients") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,7 +10,9 @@ import pytest
 import redis
 import redis.asyncio
 import standardwebhooks
+import svix.webhooks
 
+import openai
 from support import shard
 from support.deliveries import SETTINGS, end_job, make_due, post, view
 from support.hook_sink import Answer, HookSink
@@ -32,10 +34,12 @@ async def test_a_delivery_is_signed_with_the_endpoints_secret(
     delivery = await post(client, admin)
     assert await deliverer.attempt(delivery.delivery_id) == "delivered"
     [request] = sink.received
-    payload = standardwebhooks.Webhook(endpoint.secrets[0].value).verify(
-        request.body, dict(request.headers)
-    )
+    secret, headers = endpoint.secrets[0].value, dict(request.headers)
+    payload = standardwebhooks.Webhook(secret).verify(request.body, headers)
     assert payload["data"] == {"id": job_id} and payload["id"] == request.headers["webhook-id"]
+    svix.webhooks.Webhook(secret).verify(request.body, headers)
+    event = openai.OpenAI(api_key="none").webhooks.unwrap(request.body, headers, secret=secret)
+    assert (event.type, event.data.id) == ("response.completed", job_id)
     assert request.path == "/hooks?a=1"
     assert request.headers["host"] == f"localhost:{sink.port}"
     assert request.headers["content-type"] == "application/json"
