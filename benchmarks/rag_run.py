@@ -102,7 +102,7 @@ def _submit(producer: Producer, prompts: Sequence[Sequence[int]], max_tokens: in
 
 def _wait(producer: Producer, progress: Progress, task: TaskID) -> None:
     ended, since = 0, time.monotonic()
-    while (status := producer.batch("rag")).unfinished:
+    while (status := producer.batch("rag").status()).unfinished:
         if status.total - status.unfinished > ended:
             ended, since = status.total - status.unfinished, time.monotonic()
         elif time.monotonic() - since > _STALL_SECONDS:

@@ -8,13 +8,17 @@ from tidemill._version import __version__
 from tidemill.async_best_of import AsyncBestOf
 from tidemill.async_client import AsyncProducer
 from tidemill.async_job import AsyncJob
+from tidemill.async_job_batch import AsyncJobBatch
 from tidemill.async_stream import AsyncTokenStream
+from tidemill.async_watch import AsyncWatch
 from tidemill.batch import BatchStatus, CancelCounts
 from tidemill.best_of import BestOf
 from tidemill.client import Producer
 from tidemill.job import Job
+from tidemill.job_batch import JobBatch
 from tidemill.job_kinds import EmbedSpec, ScoreSpec, TranscribeSpec
 from tidemill.outcomes import Embeddings, Ranked, Scores, Transcription
+from tidemill.progress import MapProgress
 from tidemill.protocol.errors import (
     BatchClosed,
     BlobError,
@@ -61,12 +65,15 @@ from tidemill.protocol.structured import StructuredOutput
 from tidemill.result import Choice, Result
 from tidemill.status import QueueStatus, Status, WorkerSnapshot
 from tidemill.stream import TokenStream
+from tidemill.watch import Watch
 
 __all__ = [
     "AsyncBestOf",
     "AsyncJob",
+    "AsyncJobBatch",
     "AsyncProducer",
     "AsyncTokenStream",
+    "AsyncWatch",
     "BatchClosed",
     "BatchStatus",
     "BestOf",
@@ -87,6 +94,7 @@ __all__ = [
     "IdempotencyConflict",
     "InvalidRequest",
     "Job",
+    "JobBatch",
     "JobCancelled",
     "JobEnd",
     "JobError",
@@ -98,6 +106,7 @@ __all__ = [
     "JobState",
     "JobStatus",
     "MalformedMessage",
+    "MapProgress",
     "ModelCard",
     "NoSuchObject",
     "Outcome",
@@ -130,6 +139,7 @@ __all__ = [
     "UnknownModel",
     "UnsupportedVersion",
     "Usage",
+    "Watch",
     "Word",
     "WorkerInfo",
     "WorkerSnapshot",

@@ -1,6 +1,7 @@
 """The asynchronous twin of ``tidemill._jobs``."""
 
 import time
+from collections.abc import Sequence
 
 from tidemill._async_driver import AsyncDriver
 from tidemill._async_link import AsyncLinks
@@ -11,8 +12,10 @@ from tidemill._cancel import cancel_call, final_state
 from tidemill._checks import check_job_id, check_timeout
 from tidemill._reads import JobStatus, job_status, location
 from tidemill._receipt import Receipt
+from tidemill._request import JobSpec
 from tidemill.async_stream import AsyncTokenStream
-from tidemill.protocol.errors import JobError
+from tidemill.protocol.calls import NewJob
+from tidemill.protocol.errors import BrokerError, InvalidRequest, JobCancelled, JobError, JobFailed
 from tidemill.protocol.keys import keys_of
 from tidemill.protocol.states import JobState
 from tidemill.result import Result, not_found, outcome_of
@@ -54,6 +57,27 @@ class AsyncJobs:
         if isinstance(outcome, JobError):
             raise outcome
         return outcome
+
+    async def ask(self, spec: JobSpec, timeout: float | None) -> Result:
+        """Run one job; whatever cuts the waiting short cancels it, unless it has a key."""
+        made = await self._submitter.make([spec])
+        try:
+            [receipt] = await self._submitter.send(made)
+            if isinstance(receipt, Receipt):
+                return await self.result(receipt.job_id, timeout, receipt)
+        except (JobCancelled, JobFailed, BrokerError):
+            raise
+        except BaseException:
+            if not spec.has_key:
+                await self._give_up(made)
+            raise
+        raise receipt
+
+    async def _give_up(self, made: Sequence[NewJob | InvalidRequest]) -> None:
+        # However far the sending got: once this is answered, nothing of it is on its way.
+        for receipt in await self._submitter.send(made):
+            if isinstance(receipt, Receipt):
+                await self.cancel(receipt.job_id)
 
     async def status(self, job_id: str, receipt: Receipt | None = None) -> JobStatus:
         """Look at a job once."""

@@ -1,16 +1,26 @@
 """What can be done with single jobs, wherever they are; those the server lost are brought back."""
 
 import time
+from collections.abc import Sequence
 
 from tidemill._cancel import cancel_call, final_state
 from tidemill._checks import check_job_id, check_timeout
 from tidemill._link import Links
 from tidemill._reads import JobStatus, job_status, location
 from tidemill._receipt import Receipt
+from tidemill._request import JobSpec
 from tidemill._rescue import Rescue
 from tidemill._results import LONG_SECONDS, ResultGroup
 from tidemill._submitter import Submitter
-from tidemill.protocol.errors import JobNotFinished, TidemillError
+from tidemill.protocol.calls import NewJob
+from tidemill.protocol.errors import (
+    BrokerError,
+    InvalidRequest,
+    JobCancelled,
+    JobFailed,
+    JobNotFinished,
+    TidemillError,
+)
 from tidemill.protocol.keys import keys_of
 from tidemill.protocol.states import JobState
 from tidemill.result import Result, not_found
@@ -50,6 +60,27 @@ class Jobs:
         if isinstance(outcome, TidemillError):
             raise outcome
         return outcome
+
+    def ask(self, spec: JobSpec, timeout: float | None) -> Result:
+        """Run one job; whatever cuts the waiting short cancels it, unless it has a key."""
+        made = self._submitter.make([spec])
+        try:
+            [receipt] = self._submitter.send(made)
+            if isinstance(receipt, Receipt):
+                return self.result(receipt.job_id, timeout, receipt)
+        except (JobCancelled, JobFailed, BrokerError):
+            raise
+        except BaseException:
+            if not spec.has_key:
+                self._give_up(made)
+            raise
+        raise receipt
+
+    def _give_up(self, made: Sequence[NewJob | InvalidRequest]) -> None:
+        # However far the sending got: once this is answered, nothing of it is on its way.
+        for receipt in self._submitter.send(made):
+            if isinstance(receipt, Receipt):
+                self.cancel(receipt.job_id)
 
     def status(self, job_id: str, receipt: Receipt | None = None) -> JobStatus:
         """Look at a job once."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # the SDK works without the tokenizer extra
     from tidemill.service.tokenizer import Tokenizer
 
 #: Text, token ids, or the messages of a conversation.
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Sequence[ChatMessage]
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str] | ChatMessage]
 
 MAX_IDEMPOTENCY_KEY_CHARS = 256
 
@@ -120,9 +120,14 @@ class JobSpec:
         self.options = options
 
     @property
+    def idempotency_key(self) -> str | None:
+        """What finds the same job when this is submitted again, if anything does."""
+        return self.options.get("idempotency_key")
+
+    @property
     def has_key(self) -> bool:
         """Whether submitting this again would find the same job."""
-        return self.options.get("idempotency_key") is not None
+        return self.idempotency_key is not None
 
     @classmethod
     def of(cls, item: "Prompt | JobSpec", common: JobOptions) -> "JobSpec":
@@ -204,7 +209,7 @@ def one_key_for_many() -> InvalidRequest:
     return InvalidRequest(
         "idempotency_key: many jobs cannot share one",
         field="idempotency_key",
-        fix="Give each item its own with JobSpec(prompt, idempotency_key=...).",
+        fix="Give key_prefix=..., or each item its own with JobSpec(prompt, idempotency_key=...).",
     )
 
 

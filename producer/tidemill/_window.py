@@ -39,6 +39,11 @@ class Window(Generic[T]):
         return self._num_started - self._num_taken - len(self._done)
 
     @property
+    def num_finished(self) -> int:
+        """Items that have an outcome, taken out or not."""
+        return self._num_taken + len(self._done)
+
+    @property
     def is_empty(self) -> bool:
         """Whether every item that started has been taken out."""
         return self._num_started == self._num_taken

@@ -1,18 +1,20 @@
 """The asynchronous twin of ``tidemill.client``."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
-from tidemill._async_bulk import AsyncBulk, Items
+from tidemill._async_bulk import AsyncBulk, Items, deliver
 from tidemill._async_jobs import AsyncJobs
 from tidemill._async_link import AsyncLinks
 from tidemill._async_shared import AsyncShared
 from tidemill._async_submitter import AsyncSubmitter
 from tidemill._best_of import candidates, first_error
 from tidemill._checks import check_top_n
+from tidemill._collection import Collection
 from tidemill._endpoint import find_endpoint
+from tidemill._items import KeyOf, PromptOf
+from tidemill._map_run import HowToMap, MapOptions, MapRun, Progress
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
 from tidemill._reads import JobStatus
 from tidemill._receipt import Receipt, check_durability
@@ -22,21 +24,20 @@ from tidemill._request import (
     JobSpec,
     Prompt,
     RunOptions,
-    one_key_for_many,
 )
 from tidemill._sweep import cancel_batch, cancel_tenant
 from tidemill._terms import check_batch
-from tidemill._window import Window
 from tidemill.async_best_of import AsyncBestOf
 from tidemill.async_job import AsyncJob
+from tidemill.async_job_batch import AsyncJobBatch
 from tidemill.async_stream import AsyncTokenStream
-from tidemill.batch import BatchStatus, CancelCounts, batch_status
+from tidemill.async_watch import AsyncWatches
+from tidemill.batch import CancelCounts
 from tidemill.job_kinds import (
     Audio,
     EmbedOptions,
     EmbedSpec,
     Inputs,
-    KindSpec,
     ScoreOptions,
     ScoreSpec,
     TranscribeOptions,
@@ -53,10 +54,6 @@ from tidemill.outcomes import (
     transcription_of,
 )
 from tidemill.protocol.errors import (
-    BrokerError,
-    JobCancelled,
-    JobFailed,
-    JobNotFound,
     TidemillError,
 )
 from tidemill.protocol.messages import ModelCard
@@ -68,6 +65,9 @@ from tidemill.status import Status, details, overview
 
 if TYPE_CHECKING:  # the SDK works without the tokenizer extra
     from tidemill.service.tokenizer import Tokenizer
+
+
+T = TypeVar("T")
 
 
 class AsyncProducer:
@@ -97,6 +97,8 @@ class AsyncProducer:
         store = TokenizerStore(endpoint.cache_dir) if _shared is None else _shared.tokenizers
         self._submitter = AsyncSubmitter(self._links.home, endpoint, store, replicated=replicated)
         self._jobs = AsyncJobs(self._links, self._submitter)
+        self._watches = AsyncWatches()
+        self._maps: set[AsyncBulk] = set()
 
     async def submit(
         self,
@@ -175,7 +177,7 @@ class AsyncProducer:
 
     def job(self, job_id: str) -> AsyncJob:
         """Return a handle of a job submitted earlier, here or elsewhere; asks nobody."""
-        return AsyncJob(job_id, _jobs=self._jobs)
+        return AsyncJob(job_id, _jobs=self._jobs, _watches=self._watches)
 
     def stream(
         self, job_id: str, *, after: str | int = 0, timeout: float | None = None
@@ -199,67 +201,155 @@ class AsyncProducer:
         """
         return await self._jobs.cancel(job_id)
 
+    def batch(
+        self,
+        name: str | None = None,
+        *,
+        size: int = 256,
+        return_exceptions: bool = False,
+        **options: Unpack[JobOptions],
+    ) -> AsyncJobBatch:
+        """Return a collector of jobs, or the handle of those with this ``name``::
+
+            async with producer.batch("night", max_tokens=100) as batch:
+                for row in rows:
+                    await batch.submit(row["prompt"])
+            print(batch.ids, await batch.results())
+
+        Jobs are queued ``size`` at a time in one round trip, the rest at the end of the block.  If
+        it fails nothing stays half done: see ``JobBatch``.  ``options`` are those of ``submit``,
+        for each job; with ``return_exceptions`` a refused job is no failure.  Jobs of one ``name``,
+        submitted anywhere, are counted by ``batch.status()`` and end with ``batch.cancel()``.
+        """
+        collection: Collection[AsyncJob] = Collection(self._tenant, name, size, options)
+        return AsyncJobBatch(
+            collection,
+            self._submitter,
+            self._links.home,
+            (self._keys, self._tenant),
+            self._handle,
+            return_exceptions=return_exceptions,
+        )
+
     @overload
     def map(
         self,
-        items: Items,
+        items: Items[T],
         *,
-        max_in_flight: int = ...,
-        ordered: bool = ...,
+        prompt: PromptOf[T] | None = ...,
         return_exceptions: Literal[False] = ...,
-        **options: Unpack[JobOptions],
-    ) -> AsyncIterator[Result]: ...
+        with_items: Literal[False] = ...,
+        **options: Unpack[MapOptions],
+    ) -> AsyncGenerator[Result, None]: ...
 
     @overload
     def map(
         self,
-        items: Items,
+        items: Items[T],
         *,
-        max_in_flight: int = ...,
-        ordered: bool = ...,
-        return_exceptions: bool,
-        **options: Unpack[JobOptions],
-    ) -> AsyncIterator[Result | TidemillError]: ...
+        prompt: PromptOf[T] | None = ...,
+        return_exceptions: Literal[False] = ...,
+        with_items: Literal[True],
+        **options: Unpack[MapOptions],
+    ) -> AsyncGenerator[tuple[T, Result], None]: ...
+
+    @overload
+    def map(
+        self,
+        items: Items[T],
+        *,
+        prompt: PromptOf[T] | None = ...,
+        return_exceptions: Literal[True],
+        with_items: Literal[False] = ...,
+        **options: Unpack[MapOptions],
+    ) -> AsyncGenerator[Result | TidemillError, None]: ...
+
+    @overload
+    def map(
+        self,
+        items: Items[T],
+        *,
+        prompt: PromptOf[T] | None = ...,
+        return_exceptions: Literal[True],
+        with_items: Literal[True],
+        **options: Unpack[MapOptions],
+    ) -> AsyncGenerator[tuple[T, Result | TidemillError], None]: ...
 
     def map(
         self,
-        items: Items,
+        items: Items[T],
         *,
+        prompt: PromptOf[T] | None = None,
         max_in_flight: int = 64,
         ordered: bool = True,
         return_exceptions: bool = False,
+        with_items: bool = False,
+        key: KeyOf[T] | None = None,
+        key_prefix: str | None = None,
+        progress: Progress = False,
+        timeout: float | None = None,
         **options: Unpack[JobOptions],
-    ) -> AsyncIterator[Result | TidemillError]:
-        """Run a job for each item and iterate over the results, in the items' order or as they end.
+    ) -> AsyncGenerator[Any, None]:
+        """Run a job for each item and iterate over the results, as many as you like of them.
 
-        At most ``max_in_flight`` jobs are unfinished at once, and ``items`` is read no faster than
-        that; a full queue is waited for.  The first error is raised; with ``return_exceptions``
-        each error takes the place of its result instead.  When the iteration ends early, jobs still
-        in flight are cancelled, but for those with an idempotency key: another run finds them.
+        Items are prompts, ``JobSpec``s or rows; a dataset is any iterable of them, asynchronous or
+        not, read no faster than jobs end: a generator of a billion items takes no more memory than
+        ``max_in_flight`` jobs do.  ``prompt`` is a row's column (by default ``messages``,
+        ``prompt`` or ``prompt_ids``, the first that is there) or a function of an item::
+
+            async for row, result in producer.map(
+                dataset,
+                prompt=lambda row: f"Summarise: {row['text']}",
+                max_tokens=100,
+                key="id",
+                key_prefix="summaries-1",
+                with_items=True,
+                progress=True,
+            ):
+                print(row["id"], result.text)
+
+        Results come in the order of the items, or with ``ordered=False`` as jobs end; with
+        ``with_items`` as pairs of item and result.  The first error is raised; with
+        ``return_exceptions`` each error takes the place of its result instead.
+
+        With ``key_prefix`` a run that is made again, also after a crash, computes nothing twice
+        that is not yet forgotten (24 hours after a job's end): jobs are found by the prefix and
+        ``key``, a column or a function of an item, else the item's number.  What failed is run
+        again.  The same key with another prompt or other options is ``IdempotencyConflict``.
+
+        ``progress`` is True for a bar on standard error, or a function that gets ``MapProgress``.
+        A full queue is waited for; ``JobNotFinished`` is raised after ``timeout`` seconds in which
+        nothing happened.  When the iteration ends early (an error, ``break``, Ctrl-C, ``close()``
+        of the iterator or of the producer), jobs in flight are cancelled, but for those with an
+        idempotency key: another run finds them.  After ``BrokerUnavailable`` they go on.
+
+        ``options`` are those of ``submit``.
         """
-        if options.get("idempotency_key") is not None:
-            raise one_key_for_many()
-        window: Window[Result | TidemillError] = Window(max_in_flight, ordered=ordered)
-        common: JobOptions = {"stream": False, **options}
-        bulk = AsyncBulk(self._submitter, self._wait_for, items, common, window)
-        return self._run(bulk, return_exceptions)
+        how: HowToMap = {
+            "prompt": prompt,
+            "max_in_flight": max_in_flight,
+            "ordered": ordered,
+            "key": key,
+            "key_prefix": key_prefix,
+            "progress": progress,
+            "timeout": timeout,
+        }
+        run = MapRun(items, how, options)
+        link, submitter = self._links.home, self._submitter
+        bulk = AsyncBulk(link, self._keys, submitter, self._wait_for, items, run)
+        return deliver(bulk, self._maps, return_exceptions=return_exceptions, with_items=with_items)
 
-    async def _run(
-        self, bulk: AsyncBulk, return_exceptions: bool
-    ) -> AsyncIterator[Result | TidemillError]:
-        try:
-            async with aclosing(bulk.run()) as outcomes:
-                async for outcome in outcomes:
-                    if isinstance(outcome, TidemillError) and not return_exceptions:
-                        raise outcome
-                    yield outcome
-        except BrokerError:
-            raise
-        except BaseException:
-            for job_id in bulk.abandoned:
-                with suppress(JobNotFound):
-                    await self.cancel(job_id)
-            raise
+    async def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[JobOptions]
+    ) -> Result:
+        """Run one job and return its result; ``options`` are those of ``submit``.
+
+        Waits for ``timeout`` seconds at most, then gives the job up and raises ``JobNotFinished``,
+        as the four calls below do; so does whatever else cuts the waiting short, such as Ctrl-C.  A
+        job with an idempotency key goes on all the same: the same call finds it again.
+        """
+        spec: JobOptions = {"stream": False, **options}
+        return await self._jobs.ask(JobSpec(prompt, **spec), timeout)
 
     async def embed(
         self,
@@ -270,10 +360,10 @@ class AsyncProducer:
     ) -> Embeddings:
         """Return a vector for a text, for the token ids of one, or for each of a list of either.
 
-        Waits for ``timeout`` seconds at most, then gives the job up and raises ``JobNotFinished``,
-        as the three calls below do.  For many lists at once give ``EmbedSpec(...)`` to ``map``.
+        Waits for ``timeout`` seconds at most, as ``generate`` does.  For many lists at once give
+        ``EmbedSpec(...)`` to ``map``.
         """
-        return embeddings_of(await self._ask(EmbedSpec(inputs, **options), timeout))
+        return embeddings_of(await self._jobs.ask(EmbedSpec(inputs, **options), timeout))
 
     async def score(
         self,
@@ -284,7 +374,7 @@ class AsyncProducer:
         **options: Unpack[ScoreOptions],
     ) -> Scores:
         """Return how well each document answers the query, by a cross-encoder or by embeddings."""
-        return scores_of(await self._ask(ScoreSpec(query, documents, **options), timeout))
+        return scores_of(await self._jobs.ask(ScoreSpec(query, documents, **options), timeout))
 
     async def rerank(
         self,
@@ -312,21 +402,7 @@ class AsyncProducer:
         To follow it as it is written, submit a ``TranscribeSpec`` and stream the job.
         """
         options.setdefault("live", False)
-        return transcription_of(await self._ask(TranscribeSpec(audio, **options), timeout))
-
-    async def _ask(self, spec: KindSpec, timeout: float | None) -> Result:
-        [job] = await self.submit_many([spec])
-        if isinstance(job, TidemillError):
-            raise job
-        try:
-            return await job.result(timeout)
-        except (JobCancelled, JobFailed, BrokerError):
-            raise
-        except BaseException:
-            if not spec.has_key:
-                with suppress(JobNotFound):
-                    await job.cancel()
-            raise
+        return transcription_of(await self._jobs.ask(TranscribeSpec(audio, **options), timeout))
 
     async def cancel_batch(self, name: str) -> CancelCounts:
         """End all jobs of a batch now, and let no more into it; their partial output is kept.
@@ -341,11 +417,6 @@ class AsyncProducer:
         """End all jobs now that the tenant has submitted before; their partial output is kept."""
         self._submitter.fates.cancel_all()
         return await self._links.home.carry_out(cancel_tenant(self._keys, self._tenant))
-
-    async def batch(self, name: str) -> BatchStatus:
-        """Look at a batch of the tenant once."""
-        read = batch_status(self._keys, self._tenant, check_batch(name))
-        return await self._links.home.read(read)
 
     async def job_status(self, job_id: str) -> JobStatus:
         """Look at a job once; raises ``JobNotFound``."""
@@ -380,11 +451,15 @@ class AsyncProducer:
             receipt.created,
             receipt.durability,
             _jobs=self._jobs,
+            _watches=self._watches,
             _receipt=receipt,
         )
 
     async def close(self) -> None:
-        """Close the connections; jobs go on."""
+        """End what ``map`` and ``watch`` do here, and close the connections; other jobs go on."""
+        for bulk in list(self._maps):
+            await bulk.close()
+        await self._watches.close()
         if self._owns_links:
             await self._links.close()
 

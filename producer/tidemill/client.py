@@ -1,16 +1,19 @@
 """The synchronous client: submit jobs, follow them, collect their results."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
+from weakref import WeakSet
 
 from tidemill._best_of import candidates, first_error
-from tidemill._bulk import Bulk
+from tidemill._bulk import Bulk, deliver
 from tidemill._checks import check_top_n
+from tidemill._collection import Collection
 from tidemill._endpoint import find_endpoint
+from tidemill._items import KeyOf, PromptOf
 from tidemill._jobs import Jobs
 from tidemill._link import Links
+from tidemill._map_run import HowToMap, MapOptions, MapRun, Progress
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
 from tidemill._reads import JobStatus
 from tidemill._receipt import Receipt, check_durability
@@ -20,21 +23,19 @@ from tidemill._request import (
     JobSpec,
     Prompt,
     RunOptions,
-    one_key_for_many,
 )
 from tidemill._submitter import Submitter
 from tidemill._sweep import cancel_batch, cancel_tenant
 from tidemill._terms import check_batch
-from tidemill._window import Window
-from tidemill.batch import BatchStatus, CancelCounts, batch_status
+from tidemill.batch import CancelCounts
 from tidemill.best_of import BestOf
 from tidemill.job import Job
+from tidemill.job_batch import JobBatch
 from tidemill.job_kinds import (
     Audio,
     EmbedOptions,
     EmbedSpec,
     Inputs,
-    KindSpec,
     ScoreOptions,
     ScoreSpec,
     TranscribeOptions,
@@ -51,10 +52,6 @@ from tidemill.outcomes import (
     transcription_of,
 )
 from tidemill.protocol.errors import (
-    BrokerError,
-    JobCancelled,
-    JobFailed,
-    JobNotFound,
     TidemillError,
 )
 from tidemill.protocol.messages import ModelCard
@@ -62,10 +59,13 @@ from tidemill.protocol.sampling import SamplingParams
 from tidemill.protocol.states import JobState
 from tidemill.result import Result
 from tidemill.status import Status, details, overview
+from tidemill.watch import Watches
 
 if TYPE_CHECKING:  # the SDK works without the tokenizer extra
     from tidemill.service.tokenizer import Tokenizer
 from tidemill.stream import TokenStream
+
+T = TypeVar("T")
 
 
 class Producer:
@@ -92,6 +92,8 @@ class Producer:
         self._links = Links(endpoint, timeout)
         self._submitter = Submitter(self._links.home, endpoint, replicated=replicated)
         self._jobs = Jobs(self._links, self._submitter)
+        self._watches = Watches(endpoint, timeout, replicated=replicated)
+        self._maps: WeakSet[Generator[Any, None, None]] = WeakSet()
 
     def submit(
         self,
@@ -170,7 +172,7 @@ class Producer:
 
     def job(self, job_id: str) -> Job:
         """Return a handle of a job submitted earlier, here or elsewhere; asks nobody."""
-        return Job(job_id, _jobs=self._jobs)
+        return Job(job_id, _jobs=self._jobs, _watches=self._watches)
 
     def stream(
         self, job_id: str, *, after: str | int = 0, timeout: float | None = None
@@ -194,63 +196,156 @@ class Producer:
         """
         return self._jobs.cancel(job_id)
 
+    def batch(
+        self,
+        name: str | None = None,
+        *,
+        size: int = 256,
+        return_exceptions: bool = False,
+        **options: Unpack[JobOptions],
+    ) -> JobBatch:
+        """Return a collector of jobs, or the handle of those with this ``name``::
+
+            with producer.batch("night", max_tokens=100) as batch:
+                for row in rows:
+                    batch.submit(row["prompt"])
+            print(batch.ids, batch.results())
+
+        Jobs are queued ``size`` at a time in one round trip, the rest at the end of the block.  If
+        it fails nothing stays half done: see ``JobBatch``.  ``options`` are those of ``submit``,
+        for each job; with ``return_exceptions`` a refused job is no failure.  Jobs of one ``name``,
+        submitted anywhere, are counted by ``batch.status()`` and end with ``batch.cancel()``.
+        """
+        collection: Collection[Job] = Collection(self._tenant, name, size, options)
+        return JobBatch(
+            collection,
+            self._submitter,
+            self._links.home,
+            (self._keys, self._tenant),
+            self._handle,
+            return_exceptions=return_exceptions,
+        )
+
     @overload
     def map(
         self,
-        items: Iterable[Prompt | JobSpec],
+        items: Iterable[T],
         *,
-        max_in_flight: int = ...,
-        ordered: bool = ...,
+        prompt: PromptOf[T] | None = ...,
         return_exceptions: Literal[False] = ...,
-        **options: Unpack[JobOptions],
-    ) -> Iterator[Result]: ...
+        with_items: Literal[False] = ...,
+        **options: Unpack[MapOptions],
+    ) -> Generator[Result, None, None]: ...
 
     @overload
     def map(
         self,
-        items: Iterable[Prompt | JobSpec],
+        items: Iterable[T],
         *,
-        max_in_flight: int = ...,
-        ordered: bool = ...,
-        return_exceptions: bool,
-        **options: Unpack[JobOptions],
-    ) -> Iterator[Result | TidemillError]: ...
+        prompt: PromptOf[T] | None = ...,
+        return_exceptions: Literal[False] = ...,
+        with_items: Literal[True],
+        **options: Unpack[MapOptions],
+    ) -> Generator[tuple[T, Result], None, None]: ...
+
+    @overload
+    def map(
+        self,
+        items: Iterable[T],
+        *,
+        prompt: PromptOf[T] | None = ...,
+        return_exceptions: Literal[True],
+        with_items: Literal[False] = ...,
+        **options: Unpack[MapOptions],
+    ) -> Generator[Result | TidemillError, None, None]: ...
+
+    @overload
+    def map(
+        self,
+        items: Iterable[T],
+        *,
+        prompt: PromptOf[T] | None = ...,
+        return_exceptions: Literal[True],
+        with_items: Literal[True],
+        **options: Unpack[MapOptions],
+    ) -> Generator[tuple[T, Result | TidemillError], None, None]: ...
 
     def map(
         self,
-        items: Iterable[Prompt | JobSpec],
+        items: Iterable[T],
         *,
+        prompt: PromptOf[T] | None = None,
         max_in_flight: int = 64,
         ordered: bool = True,
         return_exceptions: bool = False,
+        with_items: bool = False,
+        key: KeyOf[T] | None = None,
+        key_prefix: str | None = None,
+        progress: Progress = False,
+        timeout: float | None = None,
         **options: Unpack[JobOptions],
-    ) -> Iterator[Result | TidemillError]:
-        """Run a job for each item and iterate over the results, in the items' order or as they end.
+    ) -> Generator[Any, None, None]:
+        """Run a job for each item and iterate over the results, as many as you like of them.
 
-        At most ``max_in_flight`` jobs are unfinished at once, and ``items`` is read no faster than
-        that; a full queue is waited for.  The first error is raised; with ``return_exceptions``
-        each error takes the place of its result instead.  When the iteration ends early, jobs still
-        in flight are cancelled, but for those with an idempotency key: another run finds them.
+        Items are prompts, ``JobSpec``s or rows; a dataset is any iterable of them, read no faster
+        than jobs end: a generator of a billion items takes no more memory than ``max_in_flight``
+        jobs do.  ``prompt`` is a row's column (by default ``messages``, ``prompt`` or
+        ``prompt_ids``, the first that is there) or a function of an item::
+
+            for row, result in producer.map(
+                dataset,
+                prompt=lambda row: f"Summarise: {row['text']}",
+                max_tokens=100,
+                key="id",
+                key_prefix="summaries-1",
+                with_items=True,
+                progress=True,
+            ):
+                print(row["id"], result.text)
+
+        Results come in the order of the items, or with ``ordered=False`` as jobs end; with
+        ``with_items`` as pairs of item and result.  The first error is raised; with
+        ``return_exceptions`` each error takes the place of its result instead.
+
+        With ``key_prefix`` a run that is made again, also after a crash, computes nothing twice
+        that is not yet forgotten (24 hours after a job's end): jobs are found by the prefix and
+        ``key``, a column or a function of an item, else the item's number.  What failed is run
+        again.  The same key with another prompt or other options is ``IdempotencyConflict``.
+
+        ``progress`` is True for a bar on standard error, or a function that gets ``MapProgress``.
+        A full queue is waited for; ``JobNotFinished`` is raised after ``timeout`` seconds in which
+        nothing happened.  When the iteration ends early (an error, ``break``, Ctrl-C, ``close()``
+        of the iterator or of the producer), jobs in flight are cancelled, but for those with an
+        idempotency key: another run finds them.  After ``BrokerUnavailable`` they go on.
+
+        ``options`` are those of ``submit``.
         """
-        if options.get("idempotency_key") is not None:
-            raise one_key_for_many()
-        window: Window[Result | TidemillError] = Window(max_in_flight, ordered=ordered)
-        bulk = Bulk(self._links.home, self._submitter, items, {"stream": False, **options}, window)
-        return self._run(bulk, return_exceptions)
+        how: HowToMap = {
+            "prompt": prompt,
+            "max_in_flight": max_in_flight,
+            "ordered": ordered,
+            "key": key,
+            "key_prefix": key_prefix,
+            "progress": progress,
+            "timeout": timeout,
+        }
+        run = MapRun(items, how, options)
+        bulk = Bulk(self._links.home, self._keys, self._submitter, items, run)
+        outcomes = deliver(bulk, return_exceptions=return_exceptions, with_items=with_items)
+        self._maps.add(outcomes)
+        return outcomes
 
-    def _run(self, bulk: Bulk, return_exceptions: bool) -> Iterator[Result | TidemillError]:
-        try:
-            for outcome in bulk.run():
-                if isinstance(outcome, TidemillError) and not return_exceptions:
-                    raise outcome
-                yield outcome
-        except BrokerError:
-            raise
-        except BaseException:
-            for job_id in bulk.abandoned:
-                with suppress(JobNotFound):
-                    self.cancel(job_id)
-            raise
+    def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[JobOptions]
+    ) -> Result:
+        """Run one job and return its result; ``options`` are those of ``submit``.
+
+        Waits for ``timeout`` seconds at most, then gives the job up and raises ``JobNotFinished``,
+        as the four calls below do; so does whatever else cuts the waiting short, such as Ctrl-C.  A
+        job with an idempotency key goes on all the same: the same call finds it again.
+        """
+        spec: JobOptions = {"stream": False, **options}
+        return self._jobs.ask(JobSpec(prompt, **spec), timeout)
 
     def embed(
         self,
@@ -261,10 +356,10 @@ class Producer:
     ) -> Embeddings:
         """Return a vector for a text, for the token ids of one, or for each of a list of either.
 
-        Waits for ``timeout`` seconds at most, then gives the job up and raises ``JobNotFinished``,
-        as the three calls below do.  For many lists at once give ``EmbedSpec(...)`` to ``map``.
+        Waits for ``timeout`` seconds at most, as ``generate`` does.  For many lists at once give
+        ``EmbedSpec(...)`` to ``map``.
         """
-        return embeddings_of(self._ask(EmbedSpec(inputs, **options), timeout))
+        return embeddings_of(self._jobs.ask(EmbedSpec(inputs, **options), timeout))
 
     def score(
         self,
@@ -275,7 +370,7 @@ class Producer:
         **options: Unpack[ScoreOptions],
     ) -> Scores:
         """Return how well each document answers the query, by a cross-encoder or by embeddings."""
-        return scores_of(self._ask(ScoreSpec(query, documents, **options), timeout))
+        return scores_of(self._jobs.ask(ScoreSpec(query, documents, **options), timeout))
 
     def rerank(
         self,
@@ -303,21 +398,7 @@ class Producer:
         To follow it as it is written, submit a ``TranscribeSpec`` and stream the job.
         """
         options.setdefault("live", False)
-        return transcription_of(self._ask(TranscribeSpec(audio, **options), timeout))
-
-    def _ask(self, spec: KindSpec, timeout: float | None) -> Result:
-        [job] = self.submit_many([spec])
-        if isinstance(job, TidemillError):
-            raise job
-        try:
-            return job.result(timeout)
-        except (JobCancelled, JobFailed, BrokerError):
-            raise
-        except BaseException:
-            if not spec.has_key:
-                with suppress(JobNotFound):
-                    job.cancel()
-            raise
+        return transcription_of(self._jobs.ask(TranscribeSpec(audio, **options), timeout))
 
     def cancel_batch(self, name: str) -> CancelCounts:
         """End all jobs of a batch now, and let no more into it; their partial output is kept.
@@ -332,11 +413,6 @@ class Producer:
         """End all jobs now that the tenant has submitted before; their partial output is kept."""
         self._submitter.fates.cancel_all()
         return self._links.home.carry_out(cancel_tenant(self._keys, self._tenant))
-
-    def batch(self, name: str) -> BatchStatus:
-        """Look at a batch of the tenant once."""
-        read = batch_status(self._keys, self._tenant, check_batch(name))
-        return self._links.home.read(read)
 
     def job_status(self, job_id: str) -> JobStatus:
         """Look at a job once; raises ``JobNotFound``."""
@@ -368,11 +444,16 @@ class Producer:
             receipt.created,
             receipt.durability,
             _jobs=self._jobs,
+            _watches=self._watches,
             _receipt=receipt,
         )
 
     def close(self) -> None:
-        """Close the connections; jobs go on."""
+        """End what ``map`` and ``watch`` do here, and close the connections; other jobs go on."""
+        for outcomes in list(self._maps):
+            if not outcomes.gi_running:
+                outcomes.close()
+        self._watches.close()
         self._links.close()
 
     def __enter__(self) -> Self:

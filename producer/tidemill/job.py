@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass, field
 
+from tidemill._callbacks import Callbacks, OnDone, OnError, OnToken
 from tidemill._jobs import Jobs
 from tidemill._reads import JobStatus
 from tidemill._receipt import UNKNOWN, Receipt, estimated_wait
 from tidemill.protocol.states import JobState
 from tidemill.result import Result
 from tidemill.stream import TokenStream
+from tidemill.watch import Watch, Watches
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Job:
     is_new: bool = False
     durability: str = UNKNOWN
     _jobs: Jobs = field(kw_only=True, repr=False, compare=False)
+    _watches: Watches = field(kw_only=True, repr=False, compare=False)
     _receipt: Receipt | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     @property
@@ -50,6 +53,26 @@ class Job:
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the whole output; see ``Producer.result``."""
         return self._jobs.result(self.id, timeout, self._receipt)
+
+    def watch(
+        self,
+        *,
+        on_token: OnToken | None = None,
+        on_done: OnDone | None = None,
+        on_error: OnError | None = None,
+        after: str | int = 0,
+    ) -> Watch:
+        """Call functions as the job goes on, and return at once.
+
+        ``on_token`` gets each ``Chunk`` of the output behind ``after``; at the end ``on_done`` gets
+        the ``Result``, or ``on_error`` the error that ``result`` would raise, such as ``JobFailed``
+        with the partial output.  Each job's calls come in order, and once each.  All watches of a
+        producer share one thread, which they run on: a function that takes long delays the others,
+        and an error of it ends its watch, is logged and raised by ``Watch.wait``.  Closing the
+        producer ends its watches, not the jobs.
+        """
+        watches = self._watches
+        return watches.start(self.id, self._receipt, after, Callbacks(on_token, on_done, on_error))
 
     def cancel(self) -> JobState:
         """End the job now; see ``Producer.cancel``."""

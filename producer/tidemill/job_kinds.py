@@ -78,9 +78,9 @@ class KindSpec(JobSpec):
         self._kind_options = options
 
     @property
-    def has_key(self) -> bool:
-        """Whether submitting this again would find the same job."""
-        return self._kind_options.get("idempotency_key") is not None
+    def idempotency_key(self) -> str | None:
+        """What finds the same job when this is submitted again, if anything does."""
+        return self._kind_options.get("idempotency_key")
 
     def with_defaults(self, common: JobOptions) -> JobSpec:
         """Return this spec with those common options that its kind has too."""

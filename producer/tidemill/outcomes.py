@@ -1,4 +1,4 @@
-"""What jobs for embeddings, scores and speech return."""
+"""What jobs for embeddings, scores and speech return, as types of their own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +26,11 @@ class Embeddings:
         """Components of one vector."""
         return len(self.vectors[0])
 
+    @classmethod
+    def of(cls, result: Result) -> "Embeddings":
+        """Read the result of a ``EmbedSpec``, as from ``map``; raises ``MalformedMessage``."""
+        return embeddings_of(result)
+
 
 @dataclass(frozen=True, slots=True)
 class Scores:
@@ -34,6 +39,11 @@ class Scores:
     job_id: str
     scores: tuple[float, ...]
     usage: Usage
+
+    @classmethod
+    def of(cls, result: Result) -> "Scores":
+        """Read the result of a ``ScoreSpec``, as from ``map``; raises ``MalformedMessage``."""
+        return scores_of(result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,11 @@ class Transcription:
     seconds: float
     segments: tuple[Segment, ...]
     usage: Usage
+
+    @classmethod
+    def of(cls, result: Result) -> "Transcription":
+        """Read the result of a ``TranscribeSpec``, as from ``map``; raises ``MalformedMessage``."""
+        return transcription_of(result)
 
 
 def embeddings_of(result: Result) -> Embeddings:

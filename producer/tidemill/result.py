@@ -15,6 +15,7 @@ from tidemill.protocol.errors import (
 )
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import (
+    ChatMessage,
     ChoiceEnd,
     ChoiceOutput,
     JobEnd,
@@ -74,6 +75,11 @@ class Result:
         """All outputs, by index; a single one if no more were asked for."""
         reasons = (self.finish_reason, self.stop_reason)
         return self.several or (Choice(0, self.text, self.token_ids, *reasons, self.logprobs),)
+
+    @property
+    def message(self) -> ChatMessage:
+        """The answer as a message, to go on with: ``[*messages, result.message, ...]``."""
+        return ChatMessage(role="assistant", content=self.text)
 
     def parsed(self, model: type[Model]) -> Model:
         """Return the text as this pydantic model, of a job that was asked for its schema.

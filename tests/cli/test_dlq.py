@@ -125,7 +125,7 @@ def test_a_requeued_job_is_a_new_one_with_a_parent(
     assert producer.result(new).token_ids == (0, 1, 2)
     with pytest.raises(JobFailed, match="the disk is full"):
         producer.result(job_id)
-    ends = producer.batch("b")
+    ends = producer.batch("b").status()
     assert (ends.total, ends.dead, ends.done) == (2, 1, 1)
 
 

@@ -95,5 +95,5 @@ def test_a_run_has_a_tenant_terms_and_a_prefix_of_its_own(stack: Stack, tmp_path
     errors = {row["line"]: row["error"] for row in map(json.loads, out.read_text().splitlines())}
     assert errors[1] is None and errors[2].startswith("prefix_id: ")
     with Producer(stack.url, tenant="red") as red:
-        batch = red.batch("counting")
+        batch = red.batch("counting").status()
     assert (batch.total, batch.done) == (1, 1)

@@ -151,7 +151,7 @@ def test_a_raw_consumer_sees_every_ended_job_though_it_is_killed(
             consuming.kill_and_restart()
         for job in jobs[300:]:
             job.cancel()
-        wait_until(lambda: producer.batch("b").unfinished == 0, 60, "the end of all jobs")
+        wait_until(lambda: producer.batch("b").status().unfinished == 0, 60, "the end of all jobs")
         ids = {job.id for job in jobs}
         wait_until(lambda: {row["job"] for row in consuming.seen()} == ids, 60, "all jobs seen")
         wait_until(

@@ -76,12 +76,12 @@ def test_a_cancelled_batch_ends_in_every_state_and_takes_no_more(
     done = producer.submit([1], batch="b")
     mill.claim().finish(1)
     ours = in_every_state(producer, mill, redis_client, batch="b")
-    assert producer.batch("b") == BatchStatus("b", 8, 1, 0, 0, 0, 0, is_closed=False)
-    assert producer.batch("b").unfinished == 7
+    assert producer.batch("b").status() == BatchStatus("b", 8, 1, 0, 0, 0, 0, is_closed=False)
+    assert producer.batch("b").status().unfinished == 7
     other = producer.submit([1], batch="c")
     assert producer.cancel_batch("b") == CancelCounts(cancelled=7, ended=0)
     assert states(producer, ours) == {"cancelled"}
-    assert producer.batch("b") == BatchStatus("b", 8, 1, 0, 7, 0, 0, is_closed=True)
+    assert producer.batch("b").status() == BatchStatus("b", 8, 1, 0, 7, 0, 0, is_closed=True)
     assert (done.status().state, other.status().state) == ("done", "queued")
     with pytest.raises(BatchClosed, match="'b' was closed"):
         producer.submit([1], batch="b")
@@ -91,7 +91,7 @@ def test_a_cancelled_batch_ends_in_every_state_and_takes_no_more(
 
 
 def test_an_unknown_batch_is_empty(producer: Twin, mill: FakeMill) -> None:
-    assert producer.batch("b").total == 0
+    assert producer.batch("b").status().total == 0
     assert producer.cancel_batch("b") == CancelCounts(0, 0)
 
 

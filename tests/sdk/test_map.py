@@ -1,14 +1,14 @@
 """Many jobs through a bounded window."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
 from support.fake_mill import KEYS, Attempt, FakeMill, generate
+from support.serving import by_prompt, num_open, serving
 from support.twins import Twin
 from support.wait import wait_until
 from tidemill import (
@@ -22,38 +22,10 @@ from tidemill import (
 from tidemill._window import REORDER_FACTOR, Window
 from tidemill.protocol.codec import MAX_RESULT_BYTES
 from tidemill.protocol.errors import MalformedMessage, ProtocolError, UnsupportedVersion
-from tidemill.service.redis import connect
-
-
-@contextmanager
-def serving(url: str, work: Callable[[Attempt], object]) -> Iterator[None]:
-    """A mill that works on every job on a thread of its own."""
-    stop = threading.Event()
-    with connect(url) as client:
-        mill = FakeMill(client)
-        thread = threading.Thread(target=mill.serve, args=(work, stop))
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-            mill.end_all()
-
-
-def num_open(client: redis.Redis) -> int:
-    counts = client.hgetall(KEYS.counters)
-    return sum(int(count) for name, count in counts.items() if name[:2] in (b"q:", b"r:"))
 
 
 def prompts(num: int) -> list[list[int]]:
     return [[1, 2, 3 + index] for index in range(num)]
-
-
-def by_prompt(attempt: Attempt) -> None:
-    """Say as many tokens as the prompt's last id tells."""
-    assert attempt.request.prompt_ids is not None
-    attempt.finish(attempt.request.prompt_ids[-1])
 
 
 def test_results_come_in_the_order_of_the_prompts(

@@ -100,7 +100,7 @@ def test_a_batch_that_cannot_be_read_is_told_with_key_and_field(
     key = KEYS.batch("default", "xx")
     redis_client.hset(key, "total", "abc")
     with pytest.raises(MalformedMessage) as told:
-        producer.batch("xx")
+        producer.batch("xx").status()
     assert f"{key}: total: " in str(told.value)
 
 

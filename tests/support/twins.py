@@ -1,6 +1,7 @@
 """One face for both clients, so that every test of the SDK runs against each of them."""
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
@@ -11,7 +12,7 @@ from tidemill import (
     AsyncJob,
     AsyncProducer,
     AsyncTokenStream,
-    BatchStatus,
+    AsyncWatch,
     CancelCounts,
     Chunk,
     JobEnd,
@@ -66,7 +67,9 @@ class Twin(Protocol):
 
     def cancel_tenant(self) -> CancelCounts: ...
 
-    def batch(self, name: str) -> BatchStatus: ...
+    def batch(self, name: str | None = None, **options: Any) -> Any: ...
+
+    def generate(self, prompt: Any, **options: Any) -> Result: ...
 
     def job_status(self, job_id: str) -> JobStatus: ...
 
@@ -153,6 +156,9 @@ class AsyncTwin:
         finally:
             self._thread.run(results.aclose())
 
+    def batch(self, name: str | None = None, **options: Any) -> "_BatchTwin":
+        return _BatchTwin(self._thread, self.producer.batch(name, **options))
+
     def close(self) -> None:
         self._thread.run(self.producer.close())
         self._thread.close()
@@ -178,12 +184,43 @@ class _HandleTwin:
         value = getattr(self._handle, name)
         if not callable(value):
             return value
-        return lambda *args, **options: self._thread.run(value(*args, **options))
+        return lambda *args, **options: self._thread.run(self._call(value, args, options))
+
+    async def _call(self, method: Any, args: Any, options: Any) -> Any:
+        told = method(*args, **options)
+        return await told if inspect.isawaitable(told) else told
 
 
 class _JobTwin(_HandleTwin):
     def stream(self, **options: Any) -> "_StreamTwin":
         return _StreamTwin(self._thread, self._handle.stream(**options))
+
+    def watch(self, **options: Any) -> "_HandleTwin":
+        return _HandleTwin(self._thread, self._thread.run(self._begin_watch(options)))
+
+    async def _begin_watch(self, options: dict[str, Any]) -> AsyncWatch:
+        watch: AsyncWatch = self._handle.watch(**options)
+        return watch
+
+
+class _BatchTwin(_HandleTwin):
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        if name != "jobs":
+            return value
+        return [_JobTwin(self._thread, job) if isinstance(job, AsyncJob) else job for job in value]
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._handle.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.run(self._handle.__aexit__(kind, error, traceback))
 
 
 class _StreamTwin:

@@ -49,7 +49,7 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def _cancel_batch(producer: Producer, name: str, yes: bool) -> None:
-    status = producer.batch(name)
+    status = producer.batch(name).status()
     if not status.total:
         raise ConfigError(f"there is no batch {name!r}", fix="Check its name and the --tenant.")
     confirm(f"Cancel the {status.unfinished} unfinished jobs of batch {name}?", yes)
