@@ -104,6 +104,21 @@ def test_a_lost_job_is_found_before_anything_is_read(
     assert jobs[0].result(60).token_ids == (0,)
 
 
+def test_a_lost_job_that_is_watched_is_brought_back(
+    producer: Twin, broker: LossyBroker, client: redis.Redis
+) -> None:
+    mill = FakeMill(client)
+    warm_up(producer, mill)
+    mark = broker.mark()
+    job = producer.submit([1])
+    broker.lose_after(mark)
+    told: list[Result] = []
+    watch = job.watch(on_done=told.append)
+    mill.claim().finish(2)
+    watch.wait(60)
+    assert [(result.job_id, len(result.token_ids)) for result in told] == [(job.id, 2)]
+
+
 @pytest.mark.parametrize("sizes", [[1, 1, 1, 1, 1, 1, 1], [5, 2], [2, 5]])
 def test_a_stream_goes_on_where_it_was_when_everything_was_lost(
     producer: Twin, broker: LossyBroker, client: redis.Redis, sizes: list[int]
