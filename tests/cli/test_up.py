@@ -52,3 +52,10 @@ def test_a_gateway_that_asks_for_keys_finds_the_pepper_beside_its_data(
     # What the stack tells its processes, and what the command line is to be told.
     monkeypatch.setenv("TIDEMILL_DATA_DIR", str(directory))
     assert read_pepper(load_key_config())
+
+
+def test_workers_share_the_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3, 5, 7})
+    assert dict(up.thread_environment(2, None))["OMP_NUM_THREADS"] == "2"
+    assert dict(up.thread_environment(5, None))["OMP_NUM_THREADS"] == "1"
+    assert dict(up.thread_environment(2, 3))["OMP_NUM_THREADS"] == "3"

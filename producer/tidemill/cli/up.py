@@ -184,7 +184,8 @@ def echo(line: str) -> None:
 
 def thread_environment(workers: int, num_threads: int | None) -> tuple[tuple[str, str], ...]:
     """Return the OpenMP variables of a worker: its share of the cores, and no spinning."""
-    threads = num_threads or max(1, (os.cpu_count() or 1) // workers)
+    # A container or `taskset` may leave fewer than the machine has; threads beyond them only wait.
+    threads = num_threads or max(1, len(os.sched_getaffinity(0)) // workers)
     return (
         ("OMP_WAIT_POLICY", "passive"),
         ("GOMP_SPINCOUNT", "0"),
