@@ -288,9 +288,9 @@ class Producer:
         """Run a job for each item and iterate over the results, as many as you like of them.
 
         Items are prompts, ``JobSpec``s or rows; a dataset is any iterable of them, read no faster
-        than jobs end: a generator of a billion items takes no more memory than ``max_in_flight``
-        jobs do.  ``prompt`` is a row's column (by default ``messages``, ``prompt`` or
-        ``prompt_ids``, the first that is there) or a function of an item::
+        than jobs end: of a generator of a billion items no more than 16 times ``max_in_flight`` are
+        held.  ``prompt`` is a row's column (by default ``messages``, ``prompt`` or ``prompt_ids``,
+        the first that is there) or a function of an item::
 
             for row, result in producer.map(
                 dataset,

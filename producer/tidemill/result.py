@@ -15,7 +15,6 @@ from tidemill.protocol.errors import (
 )
 from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.messages import (
-    ChatMessage,
     ChoiceEnd,
     ChoiceOutput,
     JobEnd,
@@ -77,9 +76,9 @@ class Result:
         return self.several or (Choice(0, self.text, self.token_ids, *reasons, self.logprobs),)
 
     @property
-    def message(self) -> ChatMessage:
+    def message(self) -> dict[str, str]:
         """The answer as a message, to go on with: ``[*messages, result.message, ...]``."""
-        return ChatMessage(role="assistant", content=self.text)
+        return {"role": "assistant", "content": self.text}
 
     def parsed(self, model: type[Model]) -> Model:
         """Return the text as this pydantic model, of a job that was asked for its schema.

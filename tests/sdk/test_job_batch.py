@@ -295,7 +295,7 @@ def test_generate_returns_the_whole_answer(producer: Twin, redis_url: str) -> No
     with serving(redis_url, by_prompt):
         result = producer.generate([1, 2, 3], max_tokens=5)
     assert result.text == "w0 w1 w2 "
-    assert (result.message.role, result.message.content) == ("assistant", result.text)
+    assert result.message == {"role": "assistant", "content": result.text}
 
 
 def test_generate_raises_what_submitting_raises(producer: Twin) -> None:
