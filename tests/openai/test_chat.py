@@ -178,6 +178,13 @@ def test_a_structured_answer_is_content_whatever_it_looks_like(tokenizer: Tokeni
     assert parsed(made, '{"a": 1}') == Delta(content='{"a": 1}')
 
 
+def deep_schema(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"properties": {"a": schema}}
+    return schema
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -189,6 +196,10 @@ def test_a_structured_answer_is_content_whatever_it_looks_like(tokenizer: Tokeni
         (
             {"tools": [{"function": {"name": "a", "parameters": []}}]},
             "tools.0.function.parameters: a schema is an object",
+        ),
+        (
+            {"tools": [{"function": {"name": "a", "parameters": deep_schema(400)}}]},
+            "tools.0.function.parameters: it nests deeper than 64 levels",
         ),
         ({"tool_choice": "auto"}, "tool_choice: there are no tools"),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice: it is none of"),

@@ -105,6 +105,16 @@ def test_every_output_is_calls_of_offered_tools_with_valid_arguments(
     assert names == {"get_weather", "draw", "get_time"}
 
 
+def test_arguments_have_no_properties_that_the_tool_does_not_name(
+    compiler: GrammarCompiler,
+) -> None:
+    city = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+    texts = outputs(compiler, (Tool("get_weather", parameters=city),), is_parallel=False)
+    calls = [call for text in texts for call in json.loads(text)]
+    assert len(calls) >= 10
+    assert all(call["arguments"] == {"city": "Oslo"} for call in calls)
+
+
 def test_calls_are_told_one_by_one_as_they_are_whole() -> None:
     parser = ForcedCallParser()
     assert parser.feed('[{"name": "a", "arguments": {"x": "]"}') == Delta()

@@ -6,6 +6,7 @@ The output is a JSON list of ``{"name": ..., "arguments": {...}}`` and nothing e
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tidemill.openai.closed_schemas import closed
 from tidemill.openai.deltas import Delta
 from tidemill.openai.json_values import read_json
 from tidemill.openai.readings import make_call
@@ -18,14 +19,15 @@ MAX_FORCED_CALLS = 16
 def forced_calls(tools: Sequence[Tool], *, is_parallel: bool) -> StructuredOutput:
     """Return the constraint to call one or, if it ``is_parallel``, several of ``tools``.
 
-    It is strict if all tools are.  Raises ``ValueError`` of pydantic if schemas are too large.
+    It is strict if all tools are, and arguments are ``closed``.  Raises ``ValueError`` of pydantic
+    if schemas are too large.
     """
     schema = {
         "type": "array",
         "minItems": 1,
         "maxItems": MAX_FORCED_CALLS if is_parallel else 1,
         "items": {"anyOf": [_call_schema(tool) for tool in tools]},
-        "$defs": {tool.name: _rebased(tool.parameters, tool.name) for tool in tools},
+        "$defs": {tool.name: _rebased(closed(tool.parameters), tool.name) for tool in tools},
     }
     return StructuredOutput.model_validate(
         {"json_schema": schema, "strict": all(tool.strict for tool in tools)}

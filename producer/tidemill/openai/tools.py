@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.structured import MAX_SCHEMA_NESTING, nesting
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
@@ -103,6 +104,11 @@ def _parse_tool(tool: object, field: str) -> Tool:
     if not isinstance(parameters, Mapping | None):
         raise InvalidRequest(
             f"{field}.function.parameters: a schema is an object",
+            field=f"{field}.function.parameters",
+        )
+    if nesting(parameters) > MAX_SCHEMA_NESTING:
+        raise InvalidRequest(
+            f"{field}.function.parameters: it nests deeper than {MAX_SCHEMA_NESTING} levels",
             field=f"{field}.function.parameters",
         )
     return Tool(

@@ -40,12 +40,13 @@ def _check_schema(text: str) -> str:
         raise ValueError(f"it is not JSON: {error}") from error
     if not isinstance(schema, dict | bool):
         raise ValueError(f"a schema is an object or a boolean, not {type(schema).__name__}")
-    if _nesting(schema) > MAX_SCHEMA_NESTING:
+    if nesting(schema) > MAX_SCHEMA_NESTING:
         raise ValueError(f"it nests deeper than {MAX_SCHEMA_NESTING} levels")
     return text
 
 
-def _nesting(value: Any) -> int:
+def nesting(value: Any) -> int:
+    """Return how many lists and objects of parsed JSON are within each other, at most."""
     depth, level = 0, [value]
     while level:
         depth += 1
