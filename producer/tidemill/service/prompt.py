@@ -174,8 +174,7 @@ def _check_prompt_length(field: str, prompt_len: int, card: ModelCard) -> None:
         )
     if prompt_len + 1 > card.max_model_len:
         raise ContextExceeded(
-            f"{field}: {prompt_len} tokens leave no room for an answer in the model's context of"
-            f" {card.max_model_len}",
+            f"{field}: {_longest(card)}, and {prompt_len} leave no room for an answer",
             field=field,
             fix=f"Shorten it to {card.max_model_len - 1} tokens at most.",
         )
@@ -186,8 +185,13 @@ def _check_output_length(params: SamplingParams, prompt_len: int, card: ModelCar
     for field, wanted in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
         if wanted is not None and wanted > room:
             raise ContextExceeded(
-                f"params.{field}: {wanted} tokens after a prompt of {prompt_len} exceed the model's"
-                f" context of {card.max_model_len}",
+                f"params.{field}: {_longest(card)}, but {wanted} after a prompt of {prompt_len} are"
+                f" {prompt_len + wanted}",
                 field=f"params.{field}",
                 fix=f"Ask for {room} at most, or shorten the prompt.",
             )
+
+
+def _longest(card: ModelCard) -> str:
+    # Clients look for these words to shorten a conversation by themselves.
+    return f"this model's maximum context length is {card.max_model_len} tokens"
