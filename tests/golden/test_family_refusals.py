@@ -47,6 +47,13 @@ def read(name: str, directory: Path, **changes: Any) -> ModelConfig:
         ("qwen2 moe", {"num_experts": 0}, DamagedModel, "num_experts"),
         ("qwen3 moe", {"decoder_sparse_step": 0}, DamagedModel, "decoder_sparse_step"),
         ("gpt oss", {"swiglu_limit": 0}, DamagedModel, "swiglu_limit"),
+        ("llama4", {"layer_types": ["sliding_attention"] * 4}, UnsupportedModel, "'sliding_att"),
+        ("llama4", {"attention_chunk_size": 0}, DamagedModel, "attention_chunk_size"),
+        ("llama4", {"no_rope_layers": [1]}, DamagedModel, "no_rope_layers"),
+        ("llama4", {"moe_layers": [True]}, DamagedModel, "moe_layers"),
+        ("llama4", {"floor_scale": 0}, DamagedModel, "floor_scale"),
+        ("llama4", {"quantization_config": {"quant_method": "fp8"}}, UnsupportedModel, "Llama4For"),
+        ("llama4 with images", {"text_config": None}, DamagedModel, "text_config"),
         (
             "phi3",
             {"rope_parameters": LONGROPE | {"long_factor": [1.0]}},
@@ -130,6 +137,7 @@ def with_rope_scaling(scaling: dict[str, Any], **changes: Any) -> dict[str, Any]
         ("smollm3", without_layer_types(no_rope_layers=None)),
         ("gemma", {"hidden_act": "gelu"}),
         ("qwen3 moe", {"num_local_experts": None, "num_experts": 6}),
+        ("llama4", without_layer_types(no_rope_layers=[], moe_layers=None)),
     ],
 )
 def test_older_configs_are_read_alike(name: str, changes: dict[str, Any], tmp_path: Path) -> None:

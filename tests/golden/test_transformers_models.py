@@ -9,7 +9,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from support.fake_engine import make_seq
-from support.golden_models import GOLDEN, WINDOW, make_golden_model, save_golden_model
+from support.golden_models import (
+    GOLDEN,
+    NATIVE_ALONE,
+    WINDOW,
+    make_golden_model,
+    save_golden_model,
+)
 from support.golden_runs import check_run, make_prompts
 from support.greedy import generate_greedily, reference_outputs
 from support.tiny_tokenizers import byte_level_tokenizer
@@ -139,7 +145,7 @@ def test_native_families_run_on_transformers_alike(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in GOLDEN if name != "phi3 longrope long"])
+@pytest.mark.parametrize("name", sorted(GOLDEN.keys() - {"phi3 longrope long", *NATIVE_ALONE}))
 def test_every_native_family_runs_on_transformers_too(name: str, tmp_path: Path) -> None:
     reference = make_golden_model(name)
     check_chunks(name, reference, save_golden_model(reference, tmp_path))
@@ -171,7 +177,7 @@ def test_a_model_that_cannot_run_over_a_paged_cache_is_refused_by_name(
     case, named = REFUSED[name]
     make_config(case).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel) as caught:
-        choose_model(tmp_path)
+        choose_model(tmp_path, "transformers")
     assert case.model_class in caught.value.one_line()
     assert named in caught.value.one_line()
     assert caught.value.fix

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from support.golden_models import GOLDEN, make_golden_model, save_golden_model
+from support.golden_models import GOLDEN, NATIVE_ALONE, make_golden_model, save_golden_model
 from support.golden_runs import check_run, make_prompts
 from support.greedy import GreedyRun, generate_greedily
 from support.transformers_models import CASES, make_config, save_case
@@ -87,7 +87,9 @@ def test_two_ranks_run_every_model_that_transformers_can_split(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(GOLDEN.keys() - {"phi3 longrope long", "gpt oss"}))
+@pytest.mark.parametrize(
+    "name", sorted(GOLDEN.keys() - {"phi3 longrope long", "gpt oss", *NATIVE_ALONE})
+)
 def test_two_ranks_run_every_native_family_on_transformers(
     name: str, team: Team, tmp_path: Path
 ) -> None:

@@ -45,6 +45,18 @@ _LONGROPE = {
     "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 16.0],
 }
 _SLIDING = {"use_sliding_window": True, "sliding_window": WINDOW}
+_LLAMA4 = {
+    "head_dim": 16,
+    "intermediate_size": 40,
+    "intermediate_size_mlp": 96,
+    "num_hidden_layers": 4,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": WINDOW,
+    "floor_scale": 8,
+    "attn_scale": 0.4,
+}
 _MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 
 
@@ -55,6 +67,8 @@ class Golden:
     family: str
     changes: dict[str, Any] = field(default_factory=dict)
     model_class: str = ""
+    #: Of a model of more than text: the config of its other part.
+    vision: dict[str, Any] = field(default_factory=dict)
     #: The context to serve, where it is not the model's own.
     max_model_len: int | None = None
 
@@ -65,6 +79,38 @@ GOLDEN: dict[str, Golden] = {
         "Llama", {"tie_word_embeddings": True, "rope_parameters": _LLAMA3}
     ),
     "llama yarn": Golden("Llama", {"rope_parameters": _YARN}),
+    "llama4": Golden("Llama4Text", _LLAMA4, model_class="Llama4ForCausalLM"),
+    "llama4 plain": Golden(
+        "Llama4Text",
+        _LLAMA4
+        | {
+            "num_hidden_layers": 2,
+            "no_rope_layers": [0, 1],
+            "moe_layers": [1],
+            "num_experts_per_tok": 1,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": _LLAMA3,
+        },
+        model_class="Llama4ForCausalLM",
+    ),
+    "llama4 with images": Golden(
+        "Llama4",
+        _LLAMA4 | {"num_hidden_layers": 2, "no_rope_layers": [1, 0]},
+        model_class="Llama4ForConditionalGeneration",
+        vision={
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 128,
+            "vision_output_dim": 32,
+            "projector_input_dim": 32,
+            "projector_output_dim": 32,
+            "image_size": 28,
+        },
+    ),
     "mistral": Golden("Mistral", {"sliding_window": WINDOW}),
     "mistral window of 3": Golden("Mistral", {"sliding_window": 3, "head_dim": 24}),
     "qwen2": Golden("Qwen2", _SLIDING | {"max_window_layers": 1, "tie_word_embeddings": True}),
@@ -174,13 +220,20 @@ GOLDEN: dict[str, Golden] = {
 }
 
 
+#: Attention in chunks, which transformers' layers do not get over our cache.
+NATIVE_ALONE = tuple(name for name in GOLDEN if name.startswith("llama4"))
+
+
 def make_golden_model(name: str) -> transformers.PreTrainedModel:
     """Return the model of that name in ``GOLDEN``; all its parameters are random.
 
     Its attention is the plain one, which applies soft caps and sinks.
     """
     golden = GOLDEN[name]
-    config = getattr(transformers, f"{golden.family}Config")(**_SIZES | golden.changes)
+    fields = _SIZES | golden.changes
+    if golden.vision:
+        fields = {"text_config": fields, "vision_config": golden.vision}
+    config = getattr(transformers, f"{golden.family}Config")(**fields)
     config._attn_implementation = "eager"
     model_class = golden.model_class or f"{golden.family}ForCausalLM"
     torch.manual_seed(list(GOLDEN).index(name))

@@ -103,6 +103,7 @@ def reference_outputs(
 
     Prompts of like length may be generated for a few at a time: padded in front, which is masked.
     """
+    model = _text_part(model)
     # None in the call alone would be filled in from here.
     model.generation_config.eos_token_id = None
     outputs: dict[int, list[int]] = {}
@@ -118,6 +119,12 @@ def reference_outputs(
         outputs.update(zip(places, tokens[:, ids.shape[1] :].tolist(), strict=True))
     assert all(len(output) == max_tokens for output in outputs.values())
     return [outputs[place] for place in range(len(prompts))]
+
+
+def _text_part(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    # The whole Llama 4 of transformers 5.24 fails without an image.
+    part: transformers.PreTrainedModel = getattr(model, "language_model", model)
+    return part
 
 
 def _batches(prompts: Several[list[int]], num_at_once: int) -> Iterator[list[int]]:
@@ -146,5 +153,7 @@ def reference_logits(
 ) -> torch.Tensor:
     """The logits from which each token of ``output`` was to be chosen, [tokens, vocabulary]."""
     known = torch.tensor([prompt + output[:-1]])
-    logits: torch.Tensor = model(known, use_cache=False, logits_to_keep=len(output)).logits
+    logits: torch.Tensor = _text_part(model)(
+        known, use_cache=False, logits_to_keep=len(output)
+    ).logits
     return logits[0]

@@ -115,6 +115,10 @@ REFUSED: dict[str, tuple[Case, str]] = {
         Case("Llama4ForCausalLM", {"head_dim": 16, "attention_chunk_size": WINDOW}),
         "type chunked_attention",
     ),
+    "llama4 tempered": (
+        Case("Llama4ForCausalLM", {"head_dim": 16, "attention_chunk_size": None}),
+        "attn_temperature_tuning",
+    ),
     "gemma4": (
         Case(
             "Gemma4ForCausalLM",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from tidemill_gpuworker.models.rope import RopeConfig
+from tidemill_gpuworker.models.temperature import Temperature
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +14,17 @@ class LayerConfig:
         window: how many tokens, its own included, a token attends to; 0 for all.
         rope: the rotary embedding; None for none.
         is_sparse: whether the MLP is a mixture of experts.
+        chunk: tokens of the chunks within which a token attends; 0 for no chunks.
+        temperature: by what queries grow with their position; None for nothing.
+        has_unit_norm: whether each head's query and key are brought to one length.
     """
 
     window: int = 0
     rope: RopeConfig | None = None
     is_sparse: bool = False
+    chunk: int = 0
+    temperature: Temperature | None = None
+    has_unit_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Reads from a config.json what its layers are like."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tidemill_gpuworker.loading.config_fields import ConfigFields
@@ -8,6 +9,7 @@ from tidemill_gpuworker.loading.layer_config import LayerConfig, MoeConfig
 from tidemill_gpuworker.loading.model_family import Experts, Family
 from tidemill_gpuworker.loading.rope_settings import RopeSettings
 from tidemill_gpuworker.models.rope import RopeConfig
+from tidemill_gpuworker.models.temperature import Temperature
 
 # Beyond it float32, in which rotary angles are computed, cannot tell positions apart.
 _MAX_POSITIONS = 2**24
@@ -39,13 +41,40 @@ class LayerParser:
         for index in range(self._num_layers):
             slides = self._slides(index)
             rope = (local if slides else main) if self._has_rope(index) else None
-            window = self._window() if slides else 0
-            layers.append(LayerConfig(window, rope, self._is_sparse(index)))
+            layers.append(
+                LayerConfig(
+                    window=self._window() if slides else 0,
+                    rope=rope,
+                    is_sparse=self._is_sparse(index),
+                    chunk=self._chunk(index),
+                    temperature=self._temperature() if rope is None else None,
+                    has_unit_norm=rope is not None and self._has_unit_norm(),
+                )
+            )
         return tuple(layers)
 
     def _window(self) -> int:
         given = self._config.values.get("sliding_window")
         return 0 if given is None else self._config.size("sliding_window")
+
+    def _chunk(self, index: int) -> int:
+        if not self._family.has_chunks:
+            return 0
+        kind = self._kind(index, "chunked_attention", "full_attention")
+        has_size = self._config.values.get("attention_chunk_size") is not None
+        is_chunked = kind == "chunked_attention" if kind else has_size and self._has_rope(index)
+        return self._config.size("attention_chunk_size") if is_chunked else 0
+
+    def _temperature(self) -> Temperature | None:
+        config = self._config
+        if not self._family.tempers or not config.flag("attn_temperature_tuning"):
+            return None
+        strength = config.positive("attn_scale", default=0.1)
+        return Temperature(config.size("floor_scale", default=8192), strength)
+
+    def _has_unit_norm(self) -> bool:
+        field = self._family.unit_norm
+        return bool(field) and self._config.flag(field)
 
     def _has_rope(self, index: int) -> bool:
         return self._family.has_rope(self._config, index)
@@ -54,16 +83,23 @@ class LayerParser:
         windows = self._family.windows
         if windows.switch and not self._config.flag(windows.switch):
             return False
-        kinds = self._config.names("layer_types") if windows.per_layer else []
+        kind = ""
+        if windows.per_layer:
+            kind = self._kind(index, "sliding_attention", "full_attention")
+        return kind == "sliding_attention" if kind else windows.rule(self._config, index)
+
+    def _kind(self, index: int, *known: str) -> str:
+        """Return what `layer_types` says of a layer, one of ``known``; "" if it is absent."""
+        kinds = self._config.names("layer_types")
         if not kinds:
-            return windows.rule(self._config, index)
+            return ""
         if len(kinds) != self._num_layers:
             raise self._config.damaged(
                 f"layer_types names {len(kinds)} layers, num_hidden_layers is {self._num_layers}"
             )
-        if kinds[index] not in ("sliding_attention", "full_attention"):
+        if kinds[index] not in known:
             raise self._config.unsupported(f"layers of type {kinds[index]!r} are not supported")
-        return kinds[index] == "sliding_attention"
+        return kinds[index]
 
     def _ropes(self) -> tuple[RopeConfig, RopeConfig]:
         """Return the rotary embeddings of full and of sliding layers."""
@@ -97,12 +133,12 @@ class LayerParser:
                 "rotary embedding of a part of each head is not supported"
             )
         rope = RopeSettings(merged, self._config.path, max_position=max_position(self._config))
-        return rope.parse(self._head_dim)
+        parsed = rope.parse(self._head_dim)
+        return replace(parsed, is_interleaved=self._family.interleaves_rope)
 
     def _is_sparse(self, index: int) -> bool:
-        if self._family.experts is None or index in self._config.counts("mlp_only_layers"):
-            return False
-        return (index + 1) % self._config.size("decoder_sparse_step", default=1) == 0
+        experts = self._family.experts
+        return experts is not None and experts.is_sparse(self._config, index)
 
 
 def parse_moe(config: ConfigFields, experts: Experts | None) -> MoeConfig | None:
@@ -112,7 +148,7 @@ def parse_moe(config: ConfigFields, experts: Experts | None) -> MoeConfig | None
     named = [name for name in experts.count if config.values.get(name) is not None]
     num_experts = config.size(named[0] if named else experts.count[0])
     per_token = config.size("num_experts_per_tok", limit=num_experts)
-    shared = config.size("shared_expert_intermediate_size") if experts.shared else 0
+    shared = config.size(experts.shared_size) if experts.shared else 0
     return MoeConfig(
         num_experts=num_experts,
         num_experts_per_token=per_token,

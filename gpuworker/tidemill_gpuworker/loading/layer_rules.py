@@ -54,6 +54,20 @@ def has_rope(config: ConfigFields, index: int) -> bool:
     return bool(listed[index])
 
 
+def sparse_step(config: ConfigFields, index: int) -> bool:
+    """Hold for the last of every `decoder_sparse_step` layers but `mlp_only_layers`."""
+    if index in config.counts("mlp_only_layers"):
+        return False
+    return (index + 1) % config.size("decoder_sparse_step", default=1) == 0
+
+
+def in_moe_layers(config: ConfigFields, index: int) -> bool:
+    """Hold for `moe_layers`, else for the last of every `interleave_moe_layer_step` layers."""
+    if config.values.get("moe_layers") is not None:
+        return index in config.counts("moe_layers")
+    return (index + 1) % config.size("interleave_moe_layer_step", default=1) == 0
+
+
 def has_no_rope(config: ConfigFields, index: int) -> bool:
     """Hold for the layers that `has_rope` leaves out."""
     return not has_rope(config, index)

@@ -132,6 +132,12 @@ class Checkpoint:
         self._num_replaced += math.prod(rest) * (whole_size - sum(sizes))
         return part
 
+    def enter(self, prefix: str) -> None:
+        """Leave all tensors but those whose names begin with ``prefix``, and drop it from them."""
+        for file in self._files:
+            file.enter(prefix)
+        self._owners = {name: file for file in self._files for name in file.entries}
+
     def skip(self, names: Iterable[str]) -> None:
         """Leave tensors to those that hold other parts of the model."""
         for name in set(names) - self._taken:

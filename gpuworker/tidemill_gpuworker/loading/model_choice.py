@@ -14,6 +14,7 @@ from tidemill_gpuworker.loading.model_config import ModelConfig, load_model_conf
 from tidemill_gpuworker.loading.model_families import FAMILIES
 from tidemill_gpuworker.loading.model_task import architecture_of
 from tidemill_gpuworker.memory.kv_cache import KVCache
+from tidemill_gpuworker.models.chunks import check_chunks
 from tidemill_gpuworker.models.decoder import Decoder
 from tidemill_gpuworker.options.worker_config import ModelImpl
 from tidemill_gpuworker.parallel.collectives import NO_COLLECTIVES, Collectives
@@ -117,6 +118,9 @@ class NativeSource:
 
     def load(self, checkpoint: Checkpoint, options: LoadOptions) -> Decoder:
         """Return our own decoder with the weights of ``checkpoint``, or the part wanted."""
+        check_chunks(self.model_config.attention_chunk, options.block_size, options.max_model_len)
+        if prefix := FAMILIES[self.model_config.architecture].prefix:
+            checkpoint.enter(prefix)
         place = options.place
         num_layers = self.model_config.num_layers
         checkpoint.skip_layers({*range(num_layers)} - {*layers_of(num_layers, place.stage)})

@@ -65,6 +65,11 @@ class ModelConfig:
         return max(windows) if windows and all(windows) else None
 
     @property
+    def attention_chunk(self) -> int:
+        """Tokens of the chunks that some layers attend within; 0 if none does."""
+        return max((layer.chunk for layer in self.layers), default=0)
+
+    @property
     def default_model_len(self) -> int:
         """The context that is served unless another is asked for.
 
@@ -91,7 +96,28 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     config = ConfigFields(read_config(model_dir), model_dir / "config.json")
     architecture = _architecture(config)
     family = FAMILIES[architecture]
+    if family.experts is not None and family.experts.kind == "llama4":
+        _refuse_quantised(config, architecture)
+    if family.section:
+        config = _section(config, family.section)
     return _Parser(config.with_defaults(family.defaults), family).parse(architecture)
+
+
+def _refuse_quantised(config: ConfigFields, architecture: str) -> None:
+    # Their writers take the experts apart, each in a way of its own.
+    if config.section("quantization_config"):
+        raise UnsupportedModel(
+            f"{config.path}: quantised weights are not supported for {architecture}",
+            fix="Use the unquantised model; --quantization int8, fp8 or int4 makes it smaller.",
+        )
+
+
+def _section(config: ConfigFields, name: str) -> ConfigFields:
+    if not config.section(name):
+        raise config.damaged(f"it has no {name}")
+    # Older files name the dtype outside alone.
+    dtypes = {key: config.values[key] for key in ("dtype", "torch_dtype") if key in config.values}
+    return ConfigFields({**dtypes, **config.section(name)}, config.path)
 
 
 def _architecture(config: ConfigFields) -> str:
@@ -131,7 +157,7 @@ class _Parser:
             architecture=architecture,
             vocab_size=config.size("vocab_size"),
             hidden_size=self._hidden_size,
-            intermediate_size=config.size("intermediate_size"),
+            intermediate_size=config.size(family.inner_size),
             num_layers=self._num_layers,
             num_heads=self._num_heads,
             num_kv_heads=self._num_kv_heads(),

@@ -4,6 +4,8 @@ A family says where config.json keeps what the shared building blocks need, what
 takes for a field that is left out, and how the weights are called.
 """
 
+from dataclasses import replace
+
 from tidemill_gpuworker.loading import layer_rules
 from tidemill_gpuworker.loading.model_family import Experts, Family, LayerNorms, Windows
 
@@ -19,9 +21,46 @@ _QWEN_WINDOWS = Windows(
 _QWEN = {"sliding_window": 4096, "max_window_layers": 28}
 _GEMMA = {"head_dim": 256, "tie_word_embeddings": True}
 _ALL_SLIDE = Windows(layer_rules.always)
+_LLAMA4 = Family(
+    {
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192,
+        "attn_temperature_tuning": True,
+        "use_qk_norm": True,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 1,
+    },
+    unit_norm="use_qk_norm",
+    mlp_name="feed_forward",
+    inner_size="intermediate_size_mlp",
+    has_chunks=True,
+    has_rope=layer_rules.has_rope,
+    interleaves_rope=True,
+    tempers=True,
+    experts=Experts(
+        count=("num_local_experts",),
+        is_sparse=layer_rules.in_moe_layers,
+        inner_size="intermediate_size",
+        # The weights are scores of their own.
+        normalises=False,
+        router="feed_forward.router",
+        experts="feed_forward.experts",
+        shared="feed_forward.shared_expert",
+        shared_size="intermediate_size",
+        kind="llama4",
+    ),
+)
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(mlp_bias="mlp_bias"),
+    "Llama4ForCausalLM": _LLAMA4,
+    # Its text alone: towers for images are left in the files.
+    "Llama4ForConditionalGeneration": replace(
+        _LLAMA4, section="text_config", prefix="language_model."
+    ),
     "MistralForCausalLM": Family(
         {"sliding_window": 4096}, qkv_bias=False, output_bias=False, windows=_ALL_SLIDE
     ),

@@ -67,6 +67,14 @@ class SafetensorsFile:
             raise _damaged(path, f"it cannot be read: {error.strerror or error}") from error
         self.entries = _parse_header(self.header, len(self._map), path)
 
+    def enter(self, prefix: str) -> None:
+        """Know the tensors alone whose names begin with ``prefix``, and call them without it."""
+        self.entries = {
+            name.removeprefix(prefix): entry
+            for name, entry in self.entries.items()
+            if name.startswith(prefix)
+        }
+
     def copy_into(self, name: str, target: torch.Tensor) -> None:
         """Copy a tensor of the same shape into ``target``, converting to its dtype.
 

@@ -11,21 +11,24 @@ from tidemill_gpuworker.loading.model_config import ModelConfig
 from tidemill_gpuworker.loading.model_families import FAMILIES
 from tidemill_gpuworker.memory.kv_cache import LayerCache
 from tidemill_gpuworker.models.linear import Linear
-from tidemill_gpuworker.models.norms import Norm, load_norm
+from tidemill_gpuworker.models.norms import Norm, UnitNorm, load_norm
 from tidemill_gpuworker.models.rope import RopeConfig
 from tidemill_gpuworker.models.rotary import Rotation
+from tidemill_gpuworker.models.temperature import Temperature
 from tidemill_gpuworker.parallel.collectives import Collectives
 from tidemill_gpuworker.parallel.shard import Section
 from tidemill_gpuworker.parallel.split_linear import load_columns, load_rows
-from tidemill_kernels import AttentionBackend
+from tidemill_kernels import AttentionBackend, AttentionMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What all layers share in one step."""
+    """What all layers share in one step; ``chunked`` is the layout of layers with chunks."""
 
     rotations: dict[RopeConfig, Rotation]
+    temperatures: dict[Temperature, torch.Tensor]
     inputs: StepInputs
+    chunked: AttentionMetadata
     backend: AttentionBackend
     ranks: Collectives
 
@@ -65,6 +68,8 @@ class Attention:
         self._rope = layer.rope
         self._scale = config.attention_scale
         self._window = layer.window
+        self._is_chunked = layer.chunk > 0
+        self._temperature = layer.temperature
         self._soft_cap = config.attention_soft_cap
         self._qkv = _load_qkv(config, checkpoint, prefix)
         self._output = load_rows(
@@ -73,7 +78,7 @@ class Attention:
             config.shard,
             with_bias=config.output_bias,
         )
-        self._norms = _load_qk_norms(config, checkpoint, prefix)
+        self._norms = _load_qk_norms(config, layer, checkpoint, prefix)
         self._sinks = _load_sinks(config, checkpoint, prefix)
 
     def __call__(
@@ -91,8 +96,9 @@ class Attention:
         tensors = (cache.keys, cache.values)
         backend.reshape_and_cache(key, value, *tensors, inputs.slot_mapping, cache.scales)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        metadata = context.chunked if self._is_chunked else inputs.metadata
         backend.paged_attention(
-            *(out, query, *tensors, inputs.metadata, self._scale),
+            *(out, query, *tensors, metadata, self._scale),
             window=self._window,
             soft_cap=self._soft_cap,
             sinks=self._sinks,
@@ -108,6 +114,8 @@ class Attention:
         if self._rope is not None:
             heads = context.rotations[self._rope](heads)
         query, key = heads.split_with_sizes([self._num_heads, self._num_kv_heads], dim=1)
+        if self._temperature is not None:
+            query = (query * context.temperatures[self._temperature]).to(query.dtype)
         return query, key
 
 
@@ -122,8 +130,12 @@ def _load_qkv(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> Linea
 
 
 def _load_qk_norms(
-    config: ModelConfig, checkpoint: Checkpoint, prefix: str
+    config: ModelConfig, layer: LayerConfig, checkpoint: Checkpoint, prefix: str
 ) -> QueryKeyNorms | None:
+    if layer.has_unit_norm:
+        # A rotation keeps lengths, so the norm may come before it.
+        unit = UnitNorm(config.norm_eps)
+        return QueryKeyNorms(unit, unit, per_head=True)
     kind = FAMILIES[config.architecture].qk_norm
     if not kind:
         return None

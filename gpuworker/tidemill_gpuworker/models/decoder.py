@@ -9,6 +9,7 @@ from tidemill_gpuworker.loading.model_config import ModelConfig
 from tidemill_gpuworker.loading.model_families import FAMILIES
 from tidemill_gpuworker.memory.kv_cache import KVCache, LayerCache
 from tidemill_gpuworker.models.attention import Attention, StepContext
+from tidemill_gpuworker.models.chunks import in_chunks
 from tidemill_gpuworker.models.ends import Embedding, Head, splits_vocabulary
 from tidemill_gpuworker.models.mlp import FeedForward, load_mlp
 from tidemill_gpuworker.models.moe import SparseMLP
@@ -75,6 +76,9 @@ class Decoder:
         ranks: Collectives = NO_COLLECTIVES,
     ) -> None:
         self._hidden_size, self._ranks = config.hidden_size, ranks
+        self._chunk = config.attention_chunk
+        tempered = {layer.temperature for layer in config.layers}
+        self._temperatures = [each for each in tempered if each is not None]
         self._like = torch.empty(0, dtype=checkpoint.dtype, device=checkpoint.device)
         self._embedding = None if place.stage.index else Embedding(config, checkpoint)
         self._rotaries = {
@@ -106,8 +110,7 @@ class Decoder:
 
         Mutates the cache.  On later stages of a pipeline the result means nothing.
         """
-        rotations = {rope: table.at(inputs.positions) for rope, table in self._rotaries.items()}
-        context = StepContext(rotations, inputs, backend, self._ranks)
+        context = self._context(inputs, cache, backend)
         x = self._enter(inputs.token_ids)
         for layer, layer_cache in zip(self._layers, cache.layers, strict=True):
             layer(x, layer_cache, context)
@@ -117,6 +120,21 @@ class Decoder:
         """Return float32 logits [rows, vocabulary] of some rows of the hidden states."""
         assert self._head is not None, "the rank has a head"
         return self._head(hidden)
+
+    def _context(
+        self, inputs: StepInputs, cache: KVCache, backend: AttentionBackend
+    ) -> StepContext:
+        chunked = inputs.metadata
+        if self._chunk:
+            chunked = in_chunks(chunked, self._chunk, cache.layers[0].keys.shape[2])
+        return StepContext(
+            rotations={rope: each.at(inputs.positions) for rope, each in self._rotaries.items()},
+            temperatures={each: each.at(inputs.positions) for each in self._temperatures},
+            inputs=inputs,
+            chunked=chunked,
+            backend=backend,
+            ranks=self._ranks,
+        )
 
     def _enter(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self._embedding is not None:
@@ -139,4 +157,4 @@ def _load_feed_forward(
 ) -> FeedForward:
     if layer.is_sparse and config.moe is not None:
         return SparseMLP(config, config.moe, checkpoint, prefix)
-    return load_mlp(config, checkpoint, f"{prefix}.mlp")
+    return load_mlp(config, checkpoint, f"{prefix}.{FAMILIES[config.architecture].mlp_name}")

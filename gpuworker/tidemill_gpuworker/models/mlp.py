@@ -24,6 +24,11 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+def activation_of(config: ModelConfig) -> Activation:
+    """Return the activation function of the model's feed-forward blocks."""
+    return _ACTIVATIONS[config.activation]
+
+
 class GatedMLP:
     """down(activation(gate(x)) * up(x)), of which the ranks' parts add up.
 
@@ -55,7 +60,7 @@ class GatedMLP:
         self._down = load_rows(
             checkpoint, f"{prefix}.{names[2]}", hidden, inner, config.shard, with_bias=bias
         )
-        self._activation = _ACTIVATIONS[config.activation]
+        self._activation = activation_of(config)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the block's output for ``x`` [tokens, hidden]."""
@@ -73,7 +78,7 @@ class PlainMLP:
         self._down = load_rows(
             checkpoint, f"{prefix}.c_proj", hidden, inner, config.shard, with_bias=bias
         )
-        self._activation = _ACTIVATIONS[config.activation]
+        self._activation = activation_of(config)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the block's output for ``x`` [tokens, hidden]."""

@@ -13,7 +13,7 @@ from tidemill_gpuworker.loading.model_config import ModelConfig
 from tidemill_gpuworker.loading.model_families import FAMILIES
 from tidemill_gpuworker.loading.model_family import Experts
 from tidemill_gpuworker.models.linear import make_linear
-from tidemill_gpuworker.models.mlp import FeedForward, GatedMLP
+from tidemill_gpuworker.models.mlp import FeedForward, GatedMLP, activation_of
 from tidemill_gpuworker.parallel.shard import WHOLE, Section, Shard
 
 
@@ -73,6 +73,34 @@ class TopRouter:
         return Routes(experts, best.softmax(dim=-1))
 
 
+class SigmoidRouter:
+    """Chooses the experts of the highest scores; the sigmoid of each score is its weight."""
+
+    def __init__(self, config: ModelConfig, moe: MoeConfig, checkpoint: Checkpoint, name: str):
+        rows = [moe.num_experts]
+        self._scores = load_linear(checkpoint, [name], rows, config.hidden_size)
+        self._num_chosen = moe.num_experts_per_token
+
+    def __call__(self, x: torch.Tensor) -> Routes:
+        """Return the routes of ``x`` [tokens, hidden]."""
+        best, experts = self._scores(x).topk(self._num_chosen, dim=-1)
+        return Routes(experts, best.float().sigmoid().to(x.dtype))
+
+
+class StackedExpert:
+    """An expert of Llama 4, a gated block of matrices that are stored as [in, out]."""
+
+    def __init__(self, config: ModelConfig, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+        self._gate_up = make_linear(gate_up.T.contiguous())
+        self._down = make_linear(down.T.contiguous())
+        self._activation = activation_of(config)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the expert's output for ``x`` [tokens, hidden]."""
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(self._activation(gate).mul_(up))
+
+
 class ClampedExpert:
     """An expert of GPT-OSS: down((clamp(up) + 1) * gate * sigmoid(alpha * gate))."""
 
@@ -112,41 +140,79 @@ class SharedExpert:
         return functional.sigmoid(self._gate(x)) * self._expert(x)
 
 
+_ROUTERS: dict[str, type[SoftmaxRouter | TopRouter | SigmoidRouter]] = {
+    "linear": SoftmaxRouter,
+    "gpt_oss": TopRouter,
+    "llama4": SigmoidRouter,
+}
+
+
 class SparseMLP:
     """The weighted sum of the chosen experts, computed expert by expert.
 
-    A rank holds a part of every expert; the ranks' sums add up.
+    In Llama 4 the weights multiply what goes into the experts, not what comes out of them.  A rank
+    holds a part of every expert; the ranks' sums add up.
     """
 
     def __init__(
         self, config: ModelConfig, moe: MoeConfig, checkpoint: Checkpoint, prefix: str
     ) -> None:
         layout = FAMILIES[config.architecture].experts or Experts()
-        router = TopRouter if layout.kind == "gpt_oss" else SoftmaxRouter
-        self._router = router(config, moe, checkpoint, f"{prefix}.{layout.router}")
-        name = f"{prefix}.{layout.experts}"
-        self._experts: list[FeedForward] = (
-            _load_clamped_experts(config, moe, checkpoint, name)
-            if layout.kind == "gpt_oss"
-            else [
-                GatedMLP(
-                    *(config, checkpoint, f"{name}.{index}", moe.intermediate_size),
-                    names=layout.projections,
-                )
-                for index in range(moe.num_experts)
-            ]
-        )
-        inner = moe.shared_intermediate_size
-        shared = f"{prefix}.{layout.shared}"
-        self._shared = SharedExpert(config, inner, checkpoint, shared) if inner else None
+        self._weighs_inputs = layout.kind == "llama4"
+        self._router = _ROUTERS[layout.kind](config, moe, checkpoint, f"{prefix}.{layout.router}")
+        self._experts = _load_experts(config, moe, checkpoint, prefix)
+        self._shared = _load_shared_expert(config, moe, checkpoint, prefix)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the block's output for ``x`` [tokens, hidden]."""
         total = torch.zeros_like(x)
         for expert, tokens, weights in self._router(x).by_expert(len(self._experts)):
-            output = self._experts[expert](x[tokens])
-            total.index_add_(0, tokens, output * weights[:, None])
+            chosen, weights = x[tokens], weights[:, None]
+            if self._weighs_inputs:
+                output = self._experts[expert](chosen * weights)
+            else:
+                output = self._experts[expert](chosen) * weights
+            total.index_add_(0, tokens, output)
         return total if self._shared is None else total.add_(self._shared(x))
+
+
+def _load_experts(
+    config: ModelConfig, moe: MoeConfig, checkpoint: Checkpoint, prefix: str
+) -> list[FeedForward]:
+    layout = FAMILIES[config.architecture].experts or Experts()
+    name = f"{prefix}.{layout.experts}"
+    match layout.kind:
+        case "gpt_oss":
+            return _load_clamped_experts(config, moe, checkpoint, name)
+        case "llama4":
+            return _load_stacked_experts(config, moe, checkpoint, name)
+    inner, names = moe.intermediate_size, layout.projections
+    return [
+        GatedMLP(config, checkpoint, f"{name}.{index}", inner, names=names)
+        for index in range(moe.num_experts)
+    ]
+
+
+def _load_shared_expert(
+    config: ModelConfig, moe: MoeConfig, checkpoint: Checkpoint, prefix: str
+) -> FeedForward | None:
+    layout = FAMILIES[config.architecture].experts or Experts()
+    name, inner = f"{prefix}.{layout.shared}", moe.shared_intermediate_size
+    if not inner:
+        return None
+    if layout.kind == "llama4":
+        return GatedMLP(config, checkpoint, name, inner)
+    return SharedExpert(config, inner, checkpoint, name)
+
+
+def _load_stacked_experts(
+    config: ModelConfig, moe: MoeConfig, checkpoint: Checkpoint, name: str
+) -> list[FeedForward]:
+    count, hidden, inner = moe.num_experts, config.hidden_size, moe.intermediate_size
+    columns, rows = [Section(inner, config.shard)] * 2, [Section(inner, config.shard)]
+    gate_up = checkpoint.part(f"{name}.gate_up_proj", 2, columns, count, hidden)
+    down = checkpoint.part(f"{name}.down_proj", 1, rows, count, hidden)
+    return [StackedExpert(config, *pair) for pair in zip(gate_up, down, strict=True)]
 
 
 def _load_clamped_experts(

@@ -32,8 +32,19 @@ class RMSNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitNorm:
+    """The same without a weight."""
+
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x`` normalised."""
+        return functional.rms_norm(x, x.shape[-1:], None, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetRMSNorm:
-    """The same with a float32 weight, and one rounding at the very end, as Gemma has it."""
+    """RMSNorm with a float32 weight, and one rounding at the very end, as Gemma has it."""
 
     weight: torch.Tensor
     eps: float

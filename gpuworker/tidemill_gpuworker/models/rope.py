@@ -24,6 +24,7 @@ class RopeConfig:
         share: the part of each head that is rotated, from its start.
         amplitude: multiplies cosines and sines.
         is_long: whether the factors for beyond the original context apply.
+        is_interleaved: whether the dimensions that turn together are neighbours.
     """
 
     theta: float = 10000.0
@@ -40,6 +41,7 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     is_long: bool = False
+    is_interleaved: bool = False
 
     def for_context(self, max_model_len: int) -> "RopeConfig":
         """Return the embedding as it is in contexts of up to ``max_model_len`` tokens."""

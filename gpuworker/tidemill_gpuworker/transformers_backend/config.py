@@ -184,6 +184,9 @@ def _why_unsuited(model_class: type[PreTrainedModel], config: PretrainedConfig) 
     kinds = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
     if kinds:
         return f"layers of type {', '.join(sorted(kinds))}"
+    if getattr(config, "attn_temperature_tuning", False):
+        # Which is wrong where a step's tokens are a row of several sequences.
+        return "it counts the positions that its queries grow with (attn_temperature_tuning)"
     if model_class._is_stateful:
         return "it keeps a recurrent state beside its keys and values"
     if getattr(config, "num_kv_shared_layers", 0):
