@@ -168,6 +168,8 @@ def test_the_document_describes_what_is_told(site: Site) -> None:
     document = httpx.get(f"{site.url}/openapi.json").json()
     for path in ("/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize", "/health"):
         assert path in document["paths"]
+    operations = [each for path in document["paths"].values() for each in path.values()]
+    assert len({each["operationId"] for each in operations}) == len(operations)
     chat = document["paths"]["/v1/chat/completions"]["post"]
     assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
     assert "default" in chat["responses"]

@@ -17,10 +17,19 @@ _PROBED: dict[int | str, dict[str, Any]] = {
     200: {"description": "Send requests here"},
     503: {"description": "Do not"},
 }
+_MEASURES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Prometheus' text format",
+        "content": {"text/plain": {"schema": {"type": "string"}}},
+    }
+}
 
 
-@router.api_route("/health", methods=["GET", "HEAD"], responses=_PROBED, response_class=Response)
-@router.api_route("/ping", methods=["GET", "POST"], responses=_PROBED, response_class=Response)
+# Each method by itself: operations of one route would share an id in the document.
+@router.get("/health", responses=_PROBED, response_class=Response)
+@router.head("/health", responses=_PROBED, response_class=Response)
+@router.get("/ping", responses=_PROBED, response_class=Response)
+@router.post("/ping", responses=_PROBED, response_class=Response)
 async def health(request: Request) -> Response:
     """Tell whether requests can be accepted: the queue answers, and the gateway is not stopping."""
     state: GatewayState = request.app.state.gateway
@@ -46,7 +55,8 @@ async def load(request: Request) -> Load:
     return Load(server_load=state.metrics.num_open - 1)
 
 
-@router.api_route("/metrics", methods=["GET", "HEAD"], response_class=Response)
+@router.get("/metrics", responses=_MEASURES, response_class=Response)
+@router.head("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Tell Prometheus everything."""
     state: GatewayState = request.app.state.gateway
