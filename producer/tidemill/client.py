@@ -1,6 +1,7 @@
 """The synchronous client: submit jobs, follow them, collect their results."""
 
 from collections.abc import Generator, Iterable, Sequence
+from inspect import GEN_RUNNING, getgeneratorstate
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 from weakref import WeakSet
@@ -451,7 +452,7 @@ class Producer:
     def close(self) -> None:
         """End what ``map`` and ``watch`` do here, and close the connections; other jobs go on."""
         for outcomes in list(self._maps):
-            if not outcomes.gi_running:
+            if getgeneratorstate(outcomes) != GEN_RUNNING:
                 outcomes.close()
         self._watches.close()
         self._links.close()

@@ -70,7 +70,11 @@ class _Parser(argparse.ArgumentParser):
 
 def parse_arguments(arguments: Sequence[str] | None, service: ServiceConfig) -> SchedulerConfig:
     """Read the command line; raises ``ConfigError`` where it is wrong or names no server."""
-    parser = _Parser("tidemill scheduler", description="The scheduler daemon of one shard.")
+    parser = _Parser(
+        "tidemill scheduler",
+        description="Decide which waiting job of a shard runs next, and where.  The first one"
+        " started leads; others stand by and take over within seconds, so run two.",
+    )
     parser.add_argument("--redis-url", default=service.redis_url, help="the broker's address")
     parser.add_argument("--shard", default=service.shard, help="two hexadecimal digits")
     parser.add_argument(

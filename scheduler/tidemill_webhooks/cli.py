@@ -26,6 +26,8 @@ from tidemill_webhooks.endpoints import ROTATION_SECONDS, Endpoint
 
 app = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
     help="""Tell the owners of finished jobs and batches by signed webhooks.
 
 Receivers check them with any library for Standard Webhooks, or with

@@ -23,7 +23,14 @@ from tidemill.cli.submit import RedisUrl, Tenant
 from tidemill.client import Producer
 from tidemill.protocol.errors import ConfigError, InvalidRequest, UnknownModel
 
-app = typer.Typer(no_args_is_help=True, help="Many prompts from a file.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Answer the prompts of a file here, and go on where an earlier run stopped.
+
+`tidemill bulk run in.jsonl -o out.jsonl` works while it runs; `tidemill batch` hands the file over
+and lets go.
+""",
+)
 
 #: How many jobs wait in the queue: enough for the scheduler to find those that share a prefix.
 DEFAULT_IN_FLIGHT = 512
@@ -59,7 +66,9 @@ def run(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of every line.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable.")] = None,
-    priority: Annotated[int, typer.Option(help="Lower runs sooner; > 0 is batch work.")] = 1,
+    priority: Annotated[
+        int, typer.Option(help="Lower runs sooner; < 0 interactive, > 0 batch.")
+    ] = 1,
     tenant: Tenant = "default",
     prefix_id: PrefixId = None,
     deadline: Deadline = None,

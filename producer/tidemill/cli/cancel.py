@@ -25,6 +25,8 @@ def cancel(
 ) -> None:
     """End jobs now, wherever they are: waiting, delayed or running.
 
+    `tidemill cancel JOB`, `tidemill cancel --batch night`, or `tidemill cancel --all`.
+
     Their partial output is kept. For one job its final state is printed. A cancelled batch takes no
     more jobs; `--all` leaves alone what is submitted after it.
     """

@@ -32,6 +32,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="""API keys of the gateway, for `tidemill up --require-keys`.
 
+`tidemill keys create --tenant acme --name laptop` prints one; clients send it as their API key.
+
 A key belongs to a tenant and allows some of: submit, read, cancel, admin. Gateways heed what
 is changed here within seconds.
 """,

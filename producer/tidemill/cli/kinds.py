@@ -17,7 +17,7 @@ from tidemill.protocol.errors import ConfigError, TidemillError
 from tidemill.protocol.outcomes import Segment
 
 Model = Annotated[str | None, typer.Option(help="Served model. Default: the only one there is.")]
-Priority = Annotated[int, typer.Option(help="Lower runs sooner; > 0 is batch work.")]
+Priority = Annotated[int, typer.Option(help="Lower runs sooner; < 0 interactive, > 0 batch.")]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Cut what is too long for the model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
 
@@ -44,7 +44,10 @@ def embed(
     tenant: Tenant = "default",
     redis_url: RedisUrl = None,
 ) -> None:
-    """Print a vector for each text, as one line of JSON."""
+    """Print a vector for each text, as one line of JSON.
+
+    `tidemill embed "high tide" "low tide"`, with a worker that serves such a model.
+    """
     with open_producer(redis_url, tenant=tenant) as producer:
         answer = producer.embed(
             texts or _lines(),
@@ -72,7 +75,11 @@ def score(
     as_json: AsJson = False,
     redis_url: RedisUrl = None,
 ) -> None:
-    """Print how well each document answers the query, the best first."""
+    """Print how well each document answers the query, the best first.
+
+    `tidemill score "When is high tide?" "At noon." "It is blue."`, with a worker of a model for
+    embeddings or of a cross-encoder.
+    """
     with open_producer(redis_url, tenant=tenant) as producer:
         found = producer.rerank(
             query,
@@ -111,6 +118,8 @@ def transcribe(
     redis_url: RedisUrl = None,
 ) -> None:
     """Print what is said in a file, as it is understood.
+
+    `tidemill transcribe talk.mp3 --timestamps segment`, with a worker of a model of speech.
 
     Ctrl-C cancels the job.
     """

@@ -38,30 +38,35 @@ app = typer.Typer(
     help="""Asynchronous LLM inference over a message queue.
 
 First steps: `tidemill demo` answers prompts with a small real model.
-`tidemill up` starts broker, scheduler and workers; then, from another terminal,
-`tidemill submit "Why is the sky blue?"` or `tidemill bulk run in.jsonl -o out.jsonl`.
+`tidemill up` starts broker, scheduler, workers and an OpenAI-compatible HTTP server;
+then, from another terminal, `tidemill submit "Why is the sky blue?"`
+or `tidemill bulk run in.jsonl -o out.jsonl`. If something does not work: `tidemill doctor`.
+
+Each command explains itself: `tidemill COMMAND --help`.
 """,
 )
-app.command("up", cls=PassingCommand)(up.up)
-app.command("worker", context_settings=processes.PASS_ON)(processes.worker)
-app.command("scheduler", context_settings=processes.PASS_ON)(processes.scheduler)
-app.command("gateway", context_settings=processes.PASS_ON)(gateway.gateway)
-app.command("demo")(demo.demo)
-app.command("submit")(submit.submit)
-app.command("follow")(submit.follow)
-app.command("embed")(kinds.embed)
-app.command("score")(kinds.score)
-app.command("transcribe")(kinds.transcribe)
-app.command("cancel")(cancel.cancel)
-app.command("status")(status.status)
-app.command("kv")(kv.kv)
-app.command("lora")(lora.lora)
-app.command("doctor")(doctor.doctor)
-app.add_typer(batches.app, name="batch")
-app.add_typer(bulk.app, name="bulk")
-app.add_typer(dlq.app, name="dlq")
-app.add_typer(keys.app, name="keys")
-app.add_typer(tenant.app, name="tenant")
+app.command("up", cls=PassingCommand, rich_help_panel="Run")(up.up)
+app.command("worker", context_settings=processes.PASS_ON, rich_help_panel="Run")(processes.worker)
+app.command("scheduler", context_settings=processes.PASS_ON, rich_help_panel="Run")(
+    processes.scheduler
+)
+app.command("gateway", context_settings=processes.PASS_ON, rich_help_panel="Run")(gateway.gateway)
+app.command("demo", rich_help_panel="Run")(demo.demo)
+app.command("submit", rich_help_panel="Ask")(submit.submit)
+app.command("follow", rich_help_panel="Ask")(submit.follow)
+app.command("embed", rich_help_panel="Ask")(kinds.embed)
+app.command("score", rich_help_panel="Ask")(kinds.score)
+app.command("transcribe", rich_help_panel="Ask")(kinds.transcribe)
+app.command("cancel", rich_help_panel="Ask")(cancel.cancel)
+app.command("status", rich_help_panel="Operate")(status.status)
+app.command("kv", rich_help_panel="Operate")(kv.kv)
+app.command("lora", rich_help_panel="Operate")(lora.lora)
+app.command("doctor", rich_help_panel="Operate")(doctor.doctor)
+app.add_typer(batches.app, name="batch", rich_help_panel="Ask")
+app.add_typer(bulk.app, name="bulk", rich_help_panel="Ask")
+app.add_typer(dlq.app, name="dlq", rich_help_panel="Operate")
+app.add_typer(keys.app, name="keys", rich_help_panel="Operate")
+app.add_typer(tenant.app, name="tenant", rich_help_panel="Operate")
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,7 +80,11 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            metavar="",
+            help="Print the version.",
         ),
     ] = False,
 ) -> None:

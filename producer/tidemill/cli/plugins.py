@@ -16,8 +16,16 @@ from tidemill.protocol.errors import ConfigError
 GROUP = "tidemill.commands"
 
 
+#: Where the help shows commands of other packages.
+_PANELS = {"webhooks": "Operate", "simulate": "Plan", "calibrate": "Plan"}
+
+
 class CommandGroup(TyperGroup):
     """The commands of this package, and those of others, which are loaded when they are used."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option for help, which takes no value."""
+        return _as_flag(super().get_help_option(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
@@ -25,12 +33,35 @@ class CommandGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command by its name; raises ``ConfigError`` if its package lacks another."""
-        command = super().get_command(ctx, cmd_name)
+        command: Any = super().get_command(ctx, cmd_name)
+        if command is None:
+            command = _brought_along(cmd_name)
         if command is not None:
-            return command
-        for entry_point in entry_points(group=GROUP, name=cmd_name):
-            return typer.main.get_command(_load(entry_point))
-        return None
+            _show_flags(ctx, command)
+        return command
+
+
+def _brought_along(name: str) -> Any:
+    for entry_point in entry_points(group=GROUP, name=name):
+        command: Any = typer.main.get_command(_load(entry_point))
+        # A group of commands does not know its name.
+        command.name, command.rich_help_panel = name, _PANELS.get(name)
+        return command
+    return None
+
+
+def _show_flags(ctx: Any, command: Any) -> None:
+    # Typer shows the type of a flag, as if it took a value.
+    for param in (*command.params, command.get_help_option(ctx)):
+        _as_flag(param)
+    for inner in getattr(command, "commands", {}).values():
+        _show_flags(ctx, inner)
+
+
+def _as_flag(param: Any) -> Any:
+    if getattr(param, "is_bool_flag", False) and param.metavar is None:
+        param.metavar = ""
+    return param
 
 
 def _load(entry_point: EntryPoint) -> typer.Typer:

@@ -96,7 +96,9 @@ def submit(
     regex: Regex = None,
     choice: Choice = None,
     grammar: Grammar = None,
-    priority: Annotated[int, typer.Option(help="Lower runs sooner; > 0 is batch work.")] = 0,
+    priority: Annotated[
+        int, typer.Option(help="Lower runs sooner; < 0 interactive, > 0 batch.")
+    ] = 0,
     tenant: Tenant = "default",
     idempotency_key: Annotated[
         str | None, typer.Option(help="The same key always gets the same job.")
@@ -125,6 +127,9 @@ def submit(
     redis_url: RedisUrl = None,
 ) -> None:
     """Queue one prompt and print the answer as it comes.
+
+    `tidemill submit "Why is the sky blue?" --max-tokens 60`; `--json` tells all there is of it,
+    `--detach` prints its id and leaves.
 
     Ctrl-C cancels the job.
     """
@@ -184,7 +189,10 @@ def follow(
     ] = False,
     redis_url: RedisUrl = None,
 ) -> None:
-    """Print a job's output from the start, or from a position, until it ends."""
+    """Print a job's output from the start, or from a position, until it ends.
+
+    `tidemill follow $(tidemill submit "Why is the sky blue?" --detach)`; Ctrl-C leaves it alone.
+    """
     with open_producer(redis_url) as producer:
         _show(producer.job(job_id), after=after, as_json=as_json)
 

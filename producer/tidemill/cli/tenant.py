@@ -24,6 +24,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="""Limits of tenants. They hold at once, for jobs submitted from then on.
 
+`tidemill tenant set acme --max-jobs 1000 --requests-per-minute 600`
+
 `*` stands for every tenant without a limit of its own. A tenant at a limit gets `QueueFull` or
 `RateLimited` with the time after which to try again; its jobs that wait or run are not touched.
 """,
