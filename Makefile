@@ -32,6 +32,7 @@ lint: $(STAMP) ## Format, lint, types, import contracts, file sizes
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy examples/*.py tests/types/*.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/check_file_sizes.py
 
