@@ -1,5 +1,6 @@
 """How far a ``map`` is, told to a function or shown as a bar."""
 
+import sys
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -89,6 +90,8 @@ def _open_bar() -> "Progress":
         TextColumn("ETA"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
+        # What is printed meanwhile goes above the bar, but never away from a file or a pipe.
+        redirect_stdout=sys.stdout.isatty(),
     )
     progress.start()
     return progress

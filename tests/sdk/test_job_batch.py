@@ -1,5 +1,6 @@
 """Jobs that are collected and queued together, and what is left of a batch that fails."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from support.fake_mill import KEYS, FakeMill
 from support.serving import by_prompt, num_jobs, num_open, serving
 from support.twins import Twin
 from tidemill import (
+    AsyncProducer,
     BatchClosed,
     BrokerUnavailable,
     ContextExceeded,
@@ -22,6 +24,7 @@ from tidemill import (
     QueueFull,
     UnknownModel,
 )
+from tidemill._async_submitter import AsyncSubmitter
 from tidemill._submitter import Submitter
 
 pytestmark = pytest.mark.usefixtures("redis_client", "mill")
@@ -319,4 +322,37 @@ def test_an_interrupt_while_one_job_is_sent_leaves_nothing(
     monkeypatch.setattr(Submitter, "send", cut_short)
     with Producer(redis_url) as producer, pytest.raises(KeyboardInterrupt):
         producer.generate([1])
+    assert (num_jobs(redis_client), num_open(redis_client)) == (1, 0)
+
+
+@pytest.mark.parametrize("call", ["batch", "generate", "map"])
+async def test_a_task_that_is_cancelled_while_it_sends_leaves_nothing(
+    redis_client: redis.Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    send: Callable[..., Any] = AsyncSubmitter.send
+    is_sent = asyncio.Event()
+
+    async def hang(self: AsyncSubmitter, made: Any) -> Any:
+        told = await send(self, made)
+        if not is_sent.is_set():
+            is_sent.set()
+            await asyncio.sleep(0.05)
+        return told
+
+    async def run() -> None:
+        async with AsyncProducer(redis_url) as producer:
+            if call == "batch":
+                async with producer.batch() as batch:
+                    await batch.submit([1])
+            elif call == "generate":
+                await producer.generate([1])
+            else:
+                await anext(producer.map([[1]]))
+
+    monkeypatch.setattr(AsyncSubmitter, "send", hang)
+    task = asyncio.create_task(run())
+    await is_sent.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert (num_jobs(redis_client), num_open(redis_client)) == (1, 0)

@@ -17,8 +17,10 @@ from support.twins import Twin
 from support.wait import wait_until
 from tidemill import (
     AsyncProducer,
+    EmbedSpec,
     IdempotencyConflict,
     InvalidRequest,
+    JobCancelled,
     JobFailed,
     JobNotFinished,
     JobSpec,
@@ -26,6 +28,7 @@ from tidemill import (
     Producer,
     Result,
 )
+from tidemill._items import ItemReader
 from tidemill._submitter import Submitter
 
 pytestmark = pytest.mark.usefixtures("redis_client")
@@ -249,6 +252,45 @@ def test_a_bar_goes_to_standard_error(
     shown = capsys.readouterr()
     assert "2/2" in shown.err
     assert shown.out == ""
+
+
+def test_a_bar_takes_nothing_from_a_file_that_output_goes_to(
+    producer: Twin,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Standard error is a terminal, standard output is not.
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with serving(redis_url, by_prompt):
+        for result in producer.map([[1], [2]], progress=True):
+            print(result.text)
+    shown = capsys.readouterr()
+    assert shown.out == "w0 \nw0 w1 \n"
+    assert "2/2" in shown.err
+
+
+def test_an_error_of_the_prompts_function_is_the_callers(
+    producer: Twin, redis_client: redis.Redis
+) -> None:
+    def prompt(row: dict[str, Any]) -> Any:
+        if row["id"] == "row-2":
+            raise LookupError("no such row")
+        return row["ids"]
+
+    with pytest.raises(LookupError, match="no such row"):
+        list(producer.map(rows(4), prompt=prompt, max_in_flight=1 << 10, return_exceptions=True))
+    assert num_open(redis_client) == 0
+
+
+def test_jobs_of_other_kinds_get_keys_and_one_of_their_own_stays() -> None:
+    reader = ItemReader({"priority": 1}, key=str, key_prefix="run")
+    spec = reader.spec(0, EmbedSpec("a"))
+    assert isinstance(spec, EmbedSpec)
+    assert (spec.idempotency_key or "").startswith("run:")
+    own = reader.spec(0, JobSpec([1], idempotency_key="mine"))
+    assert own.idempotency_key == "mine"
+    assert reader.retry(own, JobCancelled("x", job_id="job_1"), is_new=True) is None
 
 
 def test_a_map_in_which_nothing_happens_ends_after_its_timeout(
