@@ -1,4 +1,19 @@
-"""Tidemill: a message-queue-driven, asynchronous LLM inference system; this is its Python SDK."""
+"""Tidemill: a message-queue-driven, asynchronous LLM inference system; this is its Python SDK.
+
+Start one with ``tidemill up``, then::
+
+    from tidemill import Producer
+
+    with Producer() as producer:
+        print(producer.generate("The three primary colours are", max_tokens=20).text)
+        for chunk in producer.submit("Once upon a time", max_tokens=50).stream():
+            print(chunk.text, end="")
+        for result in producer.map(["One, two,", "Three, four,"], max_tokens=10):
+            print(result.text)
+
+``help(Producer)`` explains the rest; ``AsyncProducer`` is the same for ``asyncio``.  All errors are
+``TidemillError``, with what to do about it in ``fix``.
+"""
 
 from tidemill._follow import Chunk
 from tidemill._reads import JobStatus

@@ -72,6 +72,10 @@ T = TypeVar("T")
 class Producer:
     """Submits jobs for one tenant and follows them; safe to share between threads.
 
+    One answer: ``generate``.  A job to follow, to end or to find again: ``submit``.  A dataset:
+    ``map``.  Many jobs now, their results later: ``batch``.  Other kinds of models: ``embed``,
+    ``score``, ``rerank``, ``transcribe``.
+
     ``url`` defaults to ``TIDEMILL_REDIS_URL``, then to the embedded server's address.  Every call
     raises ``BrokerUnavailable`` if the broker stays away for ``timeout`` seconds.  With
     ``durability="replica"`` submitting waits up to half a second for a replica to have the jobs;
