@@ -30,6 +30,7 @@ from tidemill_gpuworker.engine.stop_checker import Finish
 from tidemill_gpuworker.lora.adapter_files import read_adapter
 from tidemill_gpuworker.lora.layers import AdaptableLayers
 from tidemill_gpuworker.memory.block_manager import BlockManager
+from tidemill_gpuworker.parallel.collectives import ProcessGroup
 from tidemill_gpuworker.parallel.followers import NO_FOLLOWERS, Followers
 from tidemill_gpuworker.parallel.team import Team
 from tidemill_gpuworker.quantization.on_the_fly import ON_THE_FLY
@@ -256,7 +257,9 @@ def test_two_ranks_adapt_quantised_layers_as_one_does(
 
 
 # The last one: it uses the ranks up.
-def test_a_killed_rank_ends_the_engine_and_leaves_no_process(team: Team, llama_dir: Path) -> None:
+def test_a_killed_rank_ends_the_engine_and_leaves_no_process(
+    team: Team, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine(make_runner(llama_dir, team))
     lost: list[Exception] = []
     is_lost = threading.Event()
@@ -265,18 +268,23 @@ def test_a_killed_rank_ends_the_engine_and_leaves_no_process(team: Team, llama_d
         lost.append(error)
         is_lost.set()
 
+    aborted = threading.Event()
+    monkeypatch.setattr(ProcessGroup, "abort", lambda group: aborted.set())
     team.watch(note)
     for seq in make_sequences():
         engine.add(seq)
     engine.step()
 
     (pid,) = team.pids
+    assert psutil.Process(pid).environ()["GLOO_SOCKET_IFNAME"] == "lo"
     os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(EngineFailed):
         while engine.has_work:
             engine.step()
     assert is_lost.wait(30)
+    # On GPUs nothing else ends the wait for what it was to send.
+    assert aborted.wait(30)
     assert "rank 1 ended with status -9" in str(lost[0])
     with pytest.raises(EngineFailed, match="rank"):
         engine.step()

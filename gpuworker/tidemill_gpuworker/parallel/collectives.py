@@ -1,5 +1,6 @@
 """What the ranks of a model exchange while they compute."""
 
+import threading
 from datetime import timedelta
 from typing import Protocol
 
@@ -71,11 +72,18 @@ class NoCollectives:
 NO_COLLECTIVES = NoCollectives()
 
 
+def backend_of(device: torch.device) -> str:
+    """Return what ``torch.distributed`` calls the library that moves tensors of ``device``."""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
 class ProcessGroup:
     """The ranks over ``torch.distributed``: NCCL between GPUs, gloo between CPUs.
 
-    One at a time in a process.  ``store`` is a file that all ranks can open; a rank that is not
-    heard of for ``timeout_seconds`` within a step makes the others raise RuntimeError.
+    What is exchanged lies on ``device``, which is this rank's own; what ranks are told goes over
+    their ``Channel``.  One group at a time in a process.  ``store`` is a file that all ranks can
+    open.  If a rank is not heard of for ``timeout_seconds`` within a step, the others raise
+    RuntimeError, or with NCCL, which nobody can wait for in Python, end their processes.
     """
 
     def __init__(
@@ -91,14 +99,17 @@ class ProcessGroup:
         self.place: Place = place_of(rank, tensor_size, num_stages)
         self._rank, self._world = rank, tensor_size * num_stages
         self._leader_of_stage = rank - self.place.tensor.index
+        self._backend = backend_of(device)
+        self._lock, self._is_open = threading.Lock(), True
         timeout = timedelta(seconds=timeout_seconds)
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
+            self._backend,
             init_method=f"file://{store}",
             rank=rank,
             world_size=self._world,
             timeout=timeout,
-            device_id=device if device.type == "cuda" else None,
+            # So that NCCL connects the ranks now, and failures are not met by the first step.
+            device_id=device if self._backend == "nccl" else None,
         )
         # All ranks must take part in making every group.
         groups = [
@@ -109,8 +120,25 @@ class ProcessGroup:
         self._stage = groups[self.place.stage.index]
 
     def close(self) -> None:
-        """Leave the group."""
-        dist.destroy_process_group()
+        """Leave the group, once the other ranks have left."""
+        if self._backend == "nccl":
+            # It would wait for the others to take part in its end.
+            self.abort()
+        elif self._leave():
+            dist.destroy_process_group()
+
+    def abort(self) -> None:
+        """End what the device waits for from a rank that is gone; any thread may.
+
+        What it computes after that means nothing.  gloo sees for itself that a rank is gone.
+        """
+        if self._backend == "nccl" and self._leave():
+            dist.distributed_c10d._abort_process_group()
+
+    def _leave(self) -> bool:
+        with self._lock:
+            was_open, self._is_open = self._is_open, False
+        return was_open
 
     def add_up(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of ``x`` over the ranks of this stage, in place."""

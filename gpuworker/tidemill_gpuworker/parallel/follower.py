@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from tidemill.protocol.errors import TidemillError
+from tidemill.protocol.errors import EngineFailed, TidemillError
 from tidemill_gpuworker.loading.loader import Checkpoint
 from tidemill_gpuworker.loading.model_choice import LoadOptions, Part, choose_model
 from tidemill_gpuworker.loading.model_config import ModelConfig
 from tidemill_gpuworker.lora.layers import AdaptableLayers, HeldAdapter, LoadedAdapter
 from tidemill_gpuworker.memory.block_copier import BlockCopier
-from tidemill_gpuworker.memory.kv_cache import KVCache, make_kv_cache
+from tidemill_gpuworker.memory.kv_cache import KVCache, check_fits, make_kv_cache
 from tidemill_gpuworker.parallel import orders
 from tidemill_gpuworker.parallel.channel import Channel
 from tidemill_gpuworker.parallel.collectives import ProcessGroup
@@ -46,8 +46,8 @@ class Follower:
         )
         self._backend = select_backend(self._device)
         self._orders: dict[str, Callable[[dict[str, Any]], None]] = {
-            orders.LOAD: self._load,
-            orders.CACHE: self._make_cache,
+            orders.LOAD: self._answering(self._load),
+            orders.CACHE: self._answering(self._make_cache),
             orders.COPY: lambda fields: self._copier.run(orders.unpack_copies(fields)),
             orders.ADAPTER: self._load_adapter,
             orders.ADAPT: self._adapt,
@@ -63,13 +63,30 @@ class Follower:
             name, fields = self._channel.receive()
             self._orders[name](fields)
 
-    def _load(self, fields: dict[str, Any]) -> None:
+    def _answering(
+        self, obey: Callable[[dict[str, Any]], None]
+    ) -> Callable[[dict[str, Any]], None]:
+        def obey_and_answer(fields: dict[str, Any]) -> None:
+            try:
+                self._carry_out(obey, fields)
+            except TidemillError as error:
+                self._channel.send(orders.FAILED, {"error": error.one_line()})
+                raise
+            self._channel.send(orders.DONE)
+
+        return obey_and_answer
+
+    def _carry_out(self, obey: Callable[[dict[str, Any]], None], fields: dict[str, Any]) -> None:
         try:
-            self._model = self._load_model(fields)
-        except TidemillError as error:
-            self._channel.send(orders.FAILED, {"error": error.one_line()})
-            raise
-        self._channel.send(orders.DONE)
+            obey(fields)
+        except torch.OutOfMemoryError as error:
+            raise EngineFailed(
+                f"{self._device} has no memory left: {error}",
+                fix="Lower --gpu-memory-utilization, or let nobody else use its GPUs.",
+            ) from error
+
+    def _load(self, fields: dict[str, Any]) -> None:
+        self._model = self._load_model(fields)
 
     def _load_model(self, fields: dict[str, Any]) -> Part:
         dtype: torch.dtype = getattr(torch, fields["dtype"])
@@ -101,15 +118,21 @@ class Follower:
         return source.load(checkpoint, options)
 
     def _make_cache(self, fields: dict[str, Any]) -> None:
+        num_blocks: int = fields["num_blocks"]
+        dtype: torch.dtype = getattr(torch, fields["dtype"])
+        if self._device.type == "cuda":
+            # The leader gave back what its profile took in the same way.
+            torch.cuda.empty_cache()
+        # Others may use this device more than the leader's, by which the cache was measured.
+        check_fits(num_blocks, self._config, self._block_size, dtype, self._device)
         self._cache: KVCache = make_kv_cache(
             self._config,
-            num_blocks=fields["num_blocks"],
+            num_blocks=num_blocks,
             block_size=self._block_size,
-            dtype=getattr(torch, fields["dtype"]),
+            dtype=dtype,
             device=self._device,
         )
         self._copier = BlockCopier(self._cache, fields["num_slots"])
-        self._channel.send(orders.DONE)
 
     def _load_adapter(self, fields: dict[str, Any]) -> None:
         key: int = fields["key"]

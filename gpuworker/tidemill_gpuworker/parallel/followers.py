@@ -75,6 +75,10 @@ class Followers(Protocol):
         """Let the first stage compute logits of these rows, together with the leader."""
         ...
 
+    def check(self) -> None:
+        """Raise if a rank is gone: what was computed with it may be anything."""
+        ...
+
     def failed(self, error: Exception) -> Exception:
         """Note that the leader left a step unfinished, after which they can be of no use."""
         ...
@@ -108,6 +112,9 @@ class NoFollowers:
         """Do nothing."""
 
     def begin_logits(self, hidden: torch.Tensor) -> None:
+        """Do nothing."""
+
+    def check(self) -> None:
         """Do nothing."""
 
     def failed(self, error: Exception) -> Exception:

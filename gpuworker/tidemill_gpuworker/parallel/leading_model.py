@@ -14,7 +14,9 @@ from tidemill_kernels import AttentionBackend
 class LeadingModel:
     """Tells the ranks what to compute, then computes its own part.
 
-    Raises ``EngineFailed`` if anything fails: the ranks stand in the middle of a step then.
+    Raises ``EngineFailed`` if anything fails: the ranks stand in the middle of a step then.  On
+    GPUs a rank that goes is not seen where its tensors are waited for, so logits are handed out
+    once they are there, if all ranks still are.
     """
 
     def __init__(self, model: Part, vocab_size: int, followers: Followers) -> None:
@@ -34,15 +36,23 @@ class LeadingModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [rows, vocabulary] of some rows of the hidden states."""
-        if not self._model.head_is_split:
-            return self._model.logits(hidden)
         if not len(hidden):
             return hidden.new_empty(0, self._vocab_size, dtype=torch.float32)
-        self._followers.begin_logits(hidden)
+        if self._model.head_is_split:
+            self._followers.begin_logits(hidden)
         try:
-            return self._model.logits(self._followers.collectives.share_rows(hidden))
+            logits = self._compute_logits(hidden)
+            if logits.is_cuda:
+                torch.cuda.synchronize(logits.device)
         except Exception as error:
             raise self._followers.failed(error) from error
+        self._followers.check()
+        return logits
+
+    def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._model.head_is_split:
+            hidden = self._followers.collectives.share_rows(hidden)
+        return self._model.logits(hidden)
 
 
 class LeadingCopier:

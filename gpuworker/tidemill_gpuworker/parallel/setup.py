@@ -1,6 +1,7 @@
 """From the settings of a worker to the ranks that its model runs on."""
 
 import torch
+import torch.distributed as dist
 
 from tidemill.protocol.errors import ConfigError
 from tidemill_gpuworker.options.worker_config import WorkerConfig
@@ -14,7 +15,8 @@ _MIN_WAIT_SECONDS = 1.0
 def make_team(config: WorkerConfig, device: str) -> Team | None:
     """Return the ranks that the settings ask for, none of them started; None for one process.
 
-    Raises ``ConfigError`` if ``device`` has not enough of them, or if LoRA is to go with stages.
+    Raises ``ConfigError`` if ``device`` has not enough of them or they cannot compute together, or
+    if LoRA is to go with stages.
     """
     if config.num_ranks == 1:
         return None
@@ -51,4 +53,9 @@ def _check_device(num_ranks: int, device: str) -> None:
         raise ConfigError(
             f"{num_ranks} ranks need a GPU each, torch sees {count}",
             fix="Lower --tensor-parallel-size or --pipeline-parallel-size.",
+        )
+    if device == "cuda" and not dist.is_nccl_available():
+        raise ConfigError(
+            "this torch was built without NCCL, over which GPUs compute together",
+            fix="Install torch for CUDA on Linux, or leave out --tensor-parallel-size.",
         )

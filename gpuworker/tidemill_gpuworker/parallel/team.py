@@ -152,6 +152,11 @@ class Team:
         fields = {"shape": [*hidden.shape], "dtype": orders.name_of(hidden.dtype)}
         self._order(orders.LOGITS, {**fields}, first_stage)
 
+    def check(self) -> None:
+        """Raise ``EngineFailed`` if a rank is gone, or a step was left unfinished."""
+        if self._lost is not None:
+            raise self._lost
+
     def failed(self, error: Exception) -> Exception:
         """Note that a step was left unfinished: the ranks wait in the middle of it."""
         self._lost = self._lost or EngineFailed(
@@ -187,6 +192,7 @@ class Team:
     def _start(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="tidemill-ranks-")
         store = str(Path(self._directory.name, "store"))
+        _stay_on_this_machine()
         self._ranks = [self._spawn(number) for number in range(1, self.size)]
         for rank in self._ranks:
             rank.channel.send(orders.JOIN, self._join(rank.number, store))
@@ -194,7 +200,6 @@ class Team:
             thread.start()
         # Until they have loaded their libraries; what follows has a time limit.
         self.confirm()
-        _stay_on_this_machine()
         try:
             self._group = self._join_group(store)
         except RuntimeError as error:
@@ -237,8 +242,7 @@ class Team:
     def _order(
         self, name: str, fields: dict[str, object], ranks: list[_Rank] | None = None
     ) -> None:
-        if self._lost is not None:
-            raise self._lost
+        self.check()
         try:
             for rank in self._ranks if ranks is None else ranks:
                 rank.channel.send(name, fields)
@@ -251,6 +255,8 @@ class Team:
             _log.error("rank %d (process %d) ended: %d", rank.number, rank.process.pid, status)
             self._lost = EngineFailed(f"rank {rank.number} ended with status {status}", fix=_FIX)
             self._on_lost(self._lost)
+            if self._group is not None:
+                self._group.abort()
 
 
 def device_of(name: str, rank: int) -> str:
@@ -259,8 +265,10 @@ def device_of(name: str, rank: int) -> str:
 
 
 def _stay_on_this_machine() -> None:
-    # Otherwise gloo listens where the name of the host points to, if it points anywhere.
+    # Otherwise gloo listens where the name of the host points to, if it points anywhere, and NCCL
+    # on the first card.  The ranks inherit it.
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             socket.if_nametoindex("lo")
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            for library in ("GLOO", "NCCL"):
+                os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
