@@ -38,6 +38,7 @@ GROUPS = {
     "tests/gateway/test_keys.py": "gateway",
     "tests/gateway/test_messages.py": "gateway",
     "tests/gateway/test_models.py": "gateway",
+    "tests/gateway/test_openai_client.py": "gateway",
     "tests/gateway/test_process.py": "gateway",
     "tests/gateway/test_responses.py": "gateway",
     "tests/gateway/test_tokenize.py": "gateway",

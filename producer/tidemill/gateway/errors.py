@@ -4,7 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -95,6 +95,8 @@ def error_response(error: Exception) -> Response:
 async def handle_error(request: Request, error: Exception) -> Response:
     """Answer a request that raised; for ``FastAPI.add_exception_handler``."""
     told = api_error(error)
+    if isinstance(error, HTTPException) and told.message == HTTPStatus(told.status).phrase:
+        told = replace(told, message=_unrouted(request, told))
     if told.code == "internal_error" and isinstance(error, TidemillError):
         # The server itself logs what is not ours.
         _log.error("%s %s: %s", request.method, request.url.path, error.one_line())
@@ -165,6 +167,14 @@ def _http(error: HTTPException) -> ApiError:
         codes.get(error.status_code),
         headers=error.headers or {},
     )
+
+
+def _unrouted(request: Request, told: ApiError) -> str:
+    """What the router's own words leave out; clients have methods for endpoints of others."""
+    asked = f"{request.method} {request.url.path[:200]}"
+    if told.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        return f"{asked}: this path is not for {request.method}. See GET /docs."
+    return f"{asked}: there is no such endpoint here. See GET /docs."
 
 
 def _malformed(error: RequestValidationError) -> ApiError:
