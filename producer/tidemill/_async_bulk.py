@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tidemill._async_link import AsyncLink
 from tidemill._async_submitter import AsyncSubmitter
-from tidemill._map_run import Flight, MapRun, Outcome
+from tidemill._map_run import Flight, MapRun, Outcome, note_leftovers
 from tidemill._receipt import Receipt
 from tidemill._sweep import cancel_jobs
 from tidemill.protocol.errors import BrokerError, Overloaded, TidemillError
@@ -205,7 +205,7 @@ async def deliver(
         try:
             await bulk.abandon()
         except BrokerError as failure:
-            error.add_note(f"map: its jobs in flight may go on: {failure.one_line()}")
+            note_leftovers(error, failure)
         raise
     finally:
         live.discard(bulk)

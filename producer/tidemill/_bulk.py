@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from tidemill._link import Link
-from tidemill._map_run import Flight, MapRun, Outcome
+from tidemill._map_run import Flight, MapRun, Outcome, note_leftovers
 from tidemill._receipt import Receipt
 from tidemill._results import LONG_SECONDS, ResultGroup
 from tidemill._submitter import Submitter
@@ -163,5 +163,5 @@ def deliver(bulk: Bulk, *, return_exceptions: bool, with_items: bool) -> Generat
         try:
             bulk.abandon()
         except BrokerError as failure:
-            error.add_note(f"map: its jobs in flight may go on: {failure.one_line()}")
+            note_leftovers(error, failure)
         raise

@@ -1,5 +1,6 @@
 """Where one run of ``map`` is, for both clients; does no I/O but for telling its progress."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +11,23 @@ from tidemill._items import ItemReader, KeyOf, PromptOf, check_items
 from tidemill._request import JobOptions, JobSpec
 from tidemill._window import Window
 from tidemill.progress import MapProgress, Reporter
-from tidemill.protocol.errors import InvalidRequest, JobNotFinished, TidemillError
+from tidemill.protocol.errors import BrokerError, InvalidRequest, JobNotFinished, TidemillError
 from tidemill.result import Result
+
+_LOGGER = logging.getLogger("tidemill")
 
 Outcome = Result | TidemillError
 
 #: What ``progress`` may be.
 Progress = bool | Callable[[MapProgress], object]
+
+
+def note_leftovers(error: BaseException, failure: BrokerError) -> None:
+    """Say that the jobs of a run that ``error`` has ended could not be cancelled."""
+    note = f"map: its jobs in flight may go on: {failure.one_line()}"
+    error.add_note(note)
+    # Nobody sees the error of a generator that is closed.
+    _LOGGER.warning("%s", note)
 
 
 class MapOptions(JobOptions, total=False):

@@ -17,6 +17,7 @@ from support.twins import Twin
 from support.wait import wait_until
 from tidemill import (
     AsyncProducer,
+    BrokerUnavailable,
     EmbedSpec,
     IdempotencyConflict,
     InvalidRequest,
@@ -29,6 +30,7 @@ from tidemill import (
     Result,
 )
 from tidemill._items import ItemReader
+from tidemill._link import Link
 from tidemill._submitter import Submitter
 
 pytestmark = pytest.mark.usefixtures("redis_client")
@@ -445,3 +447,19 @@ def test_an_interrupt_in_the_body_of_a_loop_cancels_what_is_in_flight(
         loop()
     thread.join()
     assert num_open(redis_client) == 0
+
+
+def test_a_map_that_cannot_cancel_its_jobs_says_that_they_may_go_on(
+    mill: FakeMill,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(self: Link, plan: object) -> None:
+        raise BrokerUnavailable("the broker is away")
+
+    monkeypatch.setattr(Link, "carry_out", fail)
+    with Producer(redis_url) as producer, pytest.raises(JobNotFinished) as raised:
+        list(producer.map([[1]], timeout=0.1))
+    assert raised.value.__notes__ == ["map: its jobs in flight may go on: the broker is away"]
+    assert "may go on" in caplog.text

@@ -20,7 +20,6 @@ from support.small_stacks import small_stack
 from support.wait import wait_until
 from tidemill import InvalidRequest, JobFailed, Producer, TranscribeSpec, Transcription
 from tidemill.cli.stack import Stack
-from tidemill.outcomes import transcription_of
 from tidemill_gpuworker.speech.audio import Samples, decode_audio
 from tidemill_gpuworker.speech.ctranslate2 import convert
 
@@ -128,7 +127,7 @@ def test_long_audio_comes_in_windows_that_can_be_followed_and_survives_its_worke
     os.kill(worker, signal.SIGKILL)
     text = "".join(chunk.text for chunk in job.stream(timeout=300))
     result = job.result(timeout=300)
-    answer: Transcription = transcription_of(result)
+    answer = Transcription.of(result)
     assert text.strip() == answer.text
     assert plain(answer.text).lower() == f"{SENTENCE} {SENTENCE}".lower()
     times = [(round(segment.start), round(segment.end)) for segment in answer.segments]
