@@ -113,7 +113,7 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (COMPLETIONS, {"prompt": [-1]}, 400, "prompt"),
     (COMPLETIONS, {"prompt": [99999]}, 400, "prompt"),
     (COMPLETIONS, {"prompt": "x", "model": "nobody"}, 404, "model"),
-    (CHAT, {"messages": HELLO, "tools": []}, 400, "tools"),
+    (CHAT, {"messages": HELLO, "tools": [{}]}, 400, "tools.0.function"),
     (CHAT, {"messages": []}, 400, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None),
     (CHAT, {"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs"),

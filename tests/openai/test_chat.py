@@ -138,6 +138,10 @@ def test_tools_may_be_called_unless_the_request_says_otherwise(tokenizer: Tokeni
     assert [call.name for call in parsed(made, CALL_TEXT).tool_calls] == ["get_weather"]
 
 
+def test_an_empty_list_of_tools_is_none(tokenizer: Tokenizer) -> None:
+    assert chat_job(tokenizer, MESSAGES, tools=[]) == chat_job(tokenizer, MESSAGES)
+
+
 def test_without_calls_the_model_does_not_see_the_tools(tokenizer: Tokenizer) -> None:
     made = job(tokenizer, tool_choice="none")
     assert "TOOLS" not in made.prompt
@@ -188,7 +192,7 @@ def deep_schema(levels: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tools": []}, "tools: it is not a list of tools"),
+        ({"tools": "get_weather"}, "tools: it is not a list of tools"),
         ({"tools": [{"type": "retrieval"}]}, "tools.0: it is not a function tool"),
         ({"tools": [{"type": "function"}]}, "tools.0.function: it is missing"),
         ({"tools": TOOLS * 2}, "tools: 'get_weather' occurs twice"),

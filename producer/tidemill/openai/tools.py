@@ -50,7 +50,7 @@ def parse_tools(tools: object) -> tuple[Tool, ...]:
     """Return the tools of a request; raises ``InvalidRequest`` naming the one that is wrong."""
     if tools is None:
         return ()
-    if not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
         raise InvalidRequest(
             "tools: it is not a list of tools", field="tools", fix="Leave it out for no tools."
         )
