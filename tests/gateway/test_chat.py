@@ -213,5 +213,6 @@ def test_openais_client_raises_its_own_errors(client: openai.OpenAI) -> None:
             model=MODEL, messages=[{"role": "user", "content": "x" * 3000}]
         )
     assert long.value.code == "context_length_exceeded" and long.value.param == "messages"
-    # LiteLLM and others look for OpenAI's words.
+    # LiteLLM, LangChain and others look for these words.
+    assert "prompt is too long" in long.value.message
     assert "this model's maximum context length is" in long.value.message

@@ -174,7 +174,8 @@ def _check_prompt_length(field: str, prompt_len: int, card: ModelCard) -> None:
         )
     if prompt_len + 1 > card.max_model_len:
         raise ContextExceeded(
-            f"{field}: {_longest(card)}, and {prompt_len} leave no room for an answer",
+            f"{field}: the prompt is too long: {_longest(card)}, and {prompt_len} leave no room for"
+            " an answer",
             field=field,
             fix=f"Shorten it to {card.max_model_len - 1} tokens at most.",
         )
