@@ -181,6 +181,19 @@ def test_the_document_describes_what_is_told(site: Site) -> None:
     ModelList.model_validate(httpx.get(f"{site.url}/v1/models").json(), extra="forbid")
 
 
+def test_the_document_links_each_id_to_what_takes_it(site: Site) -> None:
+    paths = httpx.get(f"{site.url}/openapi.json").json()["paths"]
+    made = paths["/v1/jobs"]["post"]["responses"]["202"]["links"]
+    taken = [
+        operation["operationId"]
+        for path, operations in paths.items()
+        for operation in operations.values()
+        if "{job_id}" in path
+    ]
+    assert sorted(made) == sorted(taken) and len(taken) > 3
+    assert all(link["parameters"] == {"job_id": "$response.body#/id"} for link in made.values())
+
+
 def test_probes_and_scrapers_are_answered(site: Site) -> None:
     assert httpx.get(f"{site.url}/health").content == b""
     assert httpx.get(f"{site.url}/ping").status_code == 200

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from tidemill._version import __version__
 from tidemill.gateway.body_limit import BodyLimit
+from tidemill.gateway.document import DocumentedApp
 from tidemill.gateway.errors import handle_error
 from tidemill.gateway.identity import MEASURING_PATHS, OPEN_PATHS, Authentication
 from tidemill.gateway.metrics import Counting
@@ -75,7 +76,7 @@ def create_app(state: GatewayState) -> FastAPI:
         yield
         await state.close()
 
-    app = FastAPI(
+    app = DocumentedApp(
         title="Tidemill",
         version=__version__,
         description=_DESCRIPTION,

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from tidemill.gateway.openai_models.base import ApiResponse
 from tidemill.gateway.openai_models.embeddings import KindRequest
+from tidemill.gateway.openai_models.streaming import EVENTS
 
 AudioFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]
 Granularity = Literal["segment", "word"]
@@ -53,7 +54,7 @@ AUDIO_ANSWERS: dict[int | str, dict[str, Any]] = {
         " server-sent events `transcript.text.delta` and `transcript.text.done`",
         "content": {
             "text/plain": {"schema": {"type": "string"}},
-            "text/event-stream": {"schema": {"type": "string"}},
+            **EVENTS,
         },
     }
 }

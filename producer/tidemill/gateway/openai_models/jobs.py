@@ -7,6 +7,7 @@ from pydantic import Base64Bytes, Field, WithJsonSchema, model_validator
 from tidemill.gateway.openai_models.base import ApiRequest, ApiResponse
 from tidemill.gateway.openai_models.embeddings import KindRequest
 from tidemill.gateway.openai_models.sampling import Usage
+from tidemill.gateway.openai_models.streaming import EVENTS
 
 Kind = Literal["generate", "embed", "score", "transcribe"]
 
@@ -115,7 +116,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Server-sent events `token`, whose ids resume the stream, then one `end`"
         " with the last tokens",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": EVENTS,
     },
     204: {"description": "Nothing follows the `Last-Event-ID`"},
 }

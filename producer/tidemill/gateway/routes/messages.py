@@ -13,6 +13,7 @@ from tidemill.gateway.openai_models.messages import (
     MessagesRequest,
     TokenCount,
 )
+from tidemill.gateway.openai_models.streaming import EVENTS
 
 router = APIRouter(tags=["messages"])
 
@@ -20,7 +21,7 @@ _STREAM_OR_BODY: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The whole message or, with `stream`, server-sent events from"
         " `message_start` to `message_stop`",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": EVENTS,
     }
 }
 
