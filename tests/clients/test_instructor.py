@@ -10,6 +10,6 @@ pytestmark = pytest.mark.clients(
 )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 def test_instructor_fills_models(run_client: RunClient) -> None:
-    run_client("instructor", "instructor_extract.py", timeout=350)
+    run_client("instructor", "instructor_extract.py", timeout=600)

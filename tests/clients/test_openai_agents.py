@@ -11,5 +11,6 @@ pytestmark = pytest.mark.clients(
 )
 
 
+@pytest.mark.timeout(700)
 def test_agents_call_tools_and_go_on_with_their_results(run_client: RunClient) -> None:
-    run_client("openai-agents", "agents_run.py", timeout=200)
+    run_client("openai-agents", "agents_run.py", timeout=600)

@@ -9,5 +9,6 @@ pytestmark = pytest.mark.clients(
 )
 
 
+@pytest.mark.timeout(700)
 def test_pydantic_ai_gets_typed_outputs_and_streams(run_client: RunClient) -> None:
-    run_client("pydantic-ai", "pydantic_ai_run.py", timeout=200)
+    run_client("pydantic-ai", "pydantic_ai_run.py", timeout=600)

@@ -13,9 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from openai import AsyncOpenAI, OpenAI
 
 BASE_URL, MODEL = sys.argv[1:3]
+EXAMPLE = '{"name": "Oslo", "country": "Norway", "is_capital": true, "districts": 15}'
+QUESTION = f"Oslo as JSON is {EXAMPLE}. Write Paris as JSON."
 ASKED = {
     "model": MODEL,
-    "messages": [{"role": "user", "content": "Paris is the capital of France. Describe it."}],
+    "messages": [{"role": "user", "content": QUESTION}],
     "temperature": 0,
     "max_tokens": 1400,
 }

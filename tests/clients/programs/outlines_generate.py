@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field
 import openai
 
 BASE_URL, MODEL = sys.argv[1:3]
-QUESTION = "Paris is the capital of France. Describe it."
+EXAMPLE = '{"name": "Oslo", "is_capital": true, "districts": 15}'
+QUESTION = f"Oslo as JSON is {EXAMPLE}. Write Paris as JSON."
 DATE = r"(19|20)\d\d-(0[1-9]|1[0-2])"
 
 

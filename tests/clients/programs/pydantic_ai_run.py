@@ -14,7 +14,8 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 BASE_URL, MODEL = sys.argv[1:3]
-QUESTION = "Paris is the capital of France. Describe it."
+EXAMPLE = '{"name": "Oslo", "is_capital": true, "districts": 15}'
+QUESTION = f"Oslo as JSON is {EXAMPLE}. Write Paris as JSON."
 BRIEF = ModelSettings(temperature=0, max_tokens=150)
 #: An object that follows a schema ends by itself.
 LONG = ModelSettings(temperature=0, max_tokens=1000)
