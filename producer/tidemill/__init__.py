@@ -32,6 +32,7 @@ from tidemill.client import Producer
 from tidemill.job import Job
 from tidemill.job_batch import JobBatch
 from tidemill.job_kinds import EmbedSpec, ScoreSpec, TranscribeSpec
+from tidemill.job_list import JobPage
 from tidemill.outcomes import Embeddings, Ranked, Scores, Transcription
 from tidemill.progress import MapProgress
 from tidemill.protocol.errors import (
@@ -117,6 +118,7 @@ __all__ = [
     "JobNotFinished",
     "JobNotFound",
     "JobOptions",
+    "JobPage",
     "JobSpec",
     "JobState",
     "JobStatus",

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill._async_link import AsyncLink
@@ -37,6 +37,9 @@ if TYPE_CHECKING:  # the SDK works without the tokenizer extra
 #: From this size on, tokenising and hashing would hold up the event loop for milliseconds.
 _LONG_BYTES = 16 * 1024
 
+#: Is told of jobs that are about to be queued, and raises if they may not be.
+Charge = Callable[[Sequence[NewJob]], Awaitable[None]]
+
 #: Lost jobs that are submitted again in one round trip.
 _PAGE_SIZE = 256
 
@@ -60,9 +63,17 @@ class AsyncSubmitter:
         self.fates = Fates()
         self._tokenizers = AsyncRedisTokenizers(endpoint.keys, tokenizers)
 
-    async def submit_many(self, specs: Sequence[JobSpec]) -> list[Receipt | TidemillError]:
-        """Queue jobs in one round trip; an error takes the place of a refused job's receipt."""
-        return await self.send(await self.make(specs))
+    async def submit_many(
+        self, specs: Sequence[JobSpec], charge: Charge | None = None
+    ) -> list[Receipt | TidemillError]:
+        """Queue jobs in one round trip; an error takes the place of a refused job's receipt.
+
+        ``charge`` is told the jobs before, and none is queued if it raises.
+        """
+        made = await self.make(specs)
+        if charge is not None:
+            await charge(valid_jobs(made))
+        return await self.send(made)
 
     async def make(self, specs: Sequence[JobSpec]) -> list[NewJob | InvalidRequest]:
         """Return the jobs to send; an error takes the place of one that cannot be made."""

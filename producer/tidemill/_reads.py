@@ -1,8 +1,9 @@
 """What the SDK reads from Redis, as values: commands and how to understand their replies."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tidemill.protocol.calls import REF_FIELDS, JobRef
@@ -12,7 +13,7 @@ from tidemill.protocol.functions import Field
 from tidemill.protocol.keys import ShardKeys, keys_of
 from tidemill.protocol.messages import JobEnd, JobResult, ModelCard, WorkerInfo
 from tidemill.protocol.states import JobState
-from tidemill.protocol.stored import is_text, require_number, require_text
+from tidemill.protocol.stored import is_text, require_number, require_text, shown
 
 R = TypeVar("R", covariant=True)
 
@@ -87,7 +88,7 @@ class JobStatus:
     ``ready_ms`` is when a delayed job may run, ``deadline_ms`` when it expires.  ``num_retries`` of
     ``max_retries`` were used up.  ``error`` is that of the last try, or why the job ended, the
     latter like ``finish_reason`` for as long as its token log is kept.  ``parent`` is the dead job
-    that this one repeats.
+    that this one repeats, ``metadata`` what its owner wanted to be kept.
     """
 
     job_id: str
@@ -109,6 +110,7 @@ class JobStatus:
     batch: str | None = None
     parent: str | None = None
     tenant: str = "default"
+    metadata: dict[str, str] = field(default_factory=dict)
 
 
 def log_page(keys: ShardKeys, job_id: str, after: str) -> Read[LogPage]:
@@ -141,7 +143,7 @@ def location(keys: ShardKeys, job_id: str) -> Read[Location | None]:
 
 _STATUS_FIELDS = (
     *("st", "md", "pr", "n", "at", "ts", "td", "tf", "te"),
-    *("dl", "rt", "mx", "err", "bid", "par", "tn"),
+    *("dl", "rt", "mx", "err", "bid", "par", "tn", "meta"),
 )
 
 
@@ -284,7 +286,17 @@ def _job_status(
         batch=_optional_text(fields["bid"]),
         parent=_optional_text(fields["par"]),
         tenant=require_text("tn", fields["tn"]),
+        metadata=read_metadata(fields["meta"]),
     )
+
+
+def read_metadata(stored: bytes | None) -> dict[str, str]:
+    """Return a job's metadata from its hash; raises ``MalformedMessage``."""
+    try:
+        pairs = json.loads(stored or b"{}")
+        return {str(name): str(value) for name, value in pairs.items()}
+    except (ValueError, AttributeError) as error:
+        raise MalformedMessage(f"meta: {shown(stored or b'')} is no object of JSON") from error
 
 
 def _optional_text(value: bytes | None) -> str | None:

@@ -129,6 +129,11 @@ class JobSpec:
         """Whether submitting this again would find the same job."""
         return self.idempotency_key is not None
 
+    @property
+    def has_callback(self) -> bool:
+        """Whether somebody is told of its end by a webhook of its own."""
+        return self.options.get("callback_url") is not None
+
     @classmethod
     def of(cls, item: "Prompt | JobSpec", common: JobOptions) -> "JobSpec":
         """Return ``item`` as a spec; its own options go before the common ones."""

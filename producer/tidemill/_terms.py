@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypedDict
 
@@ -17,7 +18,12 @@ from tidemill.protocol.messages import (
     JobTerms,
     invalid_request,
 )
-from tidemill.protocol.values import check_http_url
+from tidemill.protocol.values import (
+    MAX_METADATA,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_VALUE_CHARS,
+    check_http_url,
+)
 
 MAX_SECONDS = MAX_DURATION_MS // 1000
 
@@ -39,6 +45,8 @@ class TermOptions(TypedDict, total=False):
     ``stall_timeout`` seconds while it runs; otherwise it expires.  After an error that may pass it
     is tried again, ``max_retries`` times at most.  ``batch`` names jobs that are counted and
     cancelled together.  ``callback_url`` gets a signed webhook once the job has ended.
+    ``metadata``, 16 short texts by name at most, is kept with the job and told with its status and
+    its webhooks.
     """
 
     delay: float | None
@@ -49,6 +57,7 @@ class TermOptions(TypedDict, total=False):
     max_retries: int | None
     batch: str | None
     callback_url: str | None
+    metadata: Mapping[str, str] | None
 
 
 def take_terms(options: dict[str, Any]) -> JobTerms:
@@ -65,6 +74,7 @@ def take_terms(options: dict[str, Any]) -> JobTerms:
             max_retries=_retries(given["max_retries"]),
             batch=_batch(given["batch"]),
             callback_url=_callback(given["callback_url"]),
+            metadata=checked_metadata(given["metadata"]),
         )
     except ValidationError as error:
         # Each for itself is right, so it is the deadline that comes before the job may run.
@@ -85,6 +95,36 @@ def check_batch(name: object) -> str:
     if not checked:
         raise _bad_batch(name)
     return checked
+
+
+def checked_metadata(metadata: object) -> dict[str, str]:
+    """Return what a caller wants to be kept, empty for None; raises ``InvalidRequest``."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping) or len(metadata) > MAX_METADATA:
+        raise _bad_metadata(f"it is not an object of at most {MAX_METADATA} pairs")
+    for name, value in metadata.items():
+        if not _is_text(name, MAX_METADATA_KEY_CHARS) or not name:
+            raise _bad_metadata(f"a key is a text of 1 to {MAX_METADATA_KEY_CHARS} characters")
+        if not _is_text(value, MAX_METADATA_VALUE_CHARS):
+            raise _bad_metadata(
+                f"{name!r} is no text of at most {MAX_METADATA_VALUE_CHARS} characters"
+            )
+    return dict(metadata)
+
+
+def _is_text(value: object, max_chars: int) -> bool:
+    if not isinstance(value, str) or len(value) > max_chars:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _bad_metadata(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"metadata: {reason}", field="metadata")
 
 
 def _check_start(terms: JobTerms, now_ms: int) -> None:

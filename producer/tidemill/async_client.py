@@ -5,10 +5,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from tidemill._async_bulk import AsyncBulk, Items, deliver
+from tidemill._async_job_lists import AsyncJobLists
 from tidemill._async_jobs import AsyncJobs
 from tidemill._async_link import AsyncLinks
 from tidemill._async_shared import AsyncShared
-from tidemill._async_submitter import AsyncSubmitter
+from tidemill._async_submitter import AsyncSubmitter, Charge
 from tidemill._best_of import candidates, first_error
 from tidemill._checks import check_top_n
 from tidemill._collection import Collection
@@ -70,7 +71,7 @@ if TYPE_CHECKING:  # the SDK works without the tokenizer extra
 T = TypeVar("T")
 
 
-class AsyncProducer:
+class AsyncProducer(AsyncJobLists):
     """Submits jobs for one tenant and follows them, on one subscribed connection a shard.
 
     One answer: ``generate``.  A job to follow, to end or to find again: ``submit``.  A dataset:
@@ -155,7 +156,12 @@ class AsyncProducer:
 
         ``options`` are those of ``submit``; an item that is a ``JobSpec`` has its own besides.
         """
-        receipts = await self._submitter.submit_many([JobSpec.of(item, options) for item in items])
+        return await self._submit_many([JobSpec.of(item, options) for item in items])
+
+    async def _submit_many(
+        self, specs: Sequence[JobSpec], charge: Charge | None = None
+    ) -> list[AsyncJob | TidemillError]:
+        receipts = await self._submitter.submit_many(specs, charge)
         return [self._handle(r) if isinstance(r, Receipt) else r for r in receipts]
 
     async def submit_best_of(

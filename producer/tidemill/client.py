@@ -12,6 +12,7 @@ from tidemill._checks import check_top_n
 from tidemill._collection import Collection
 from tidemill._endpoint import find_endpoint
 from tidemill._items import KeyOf, PromptOf
+from tidemill._job_lists import JobLists
 from tidemill._jobs import Jobs
 from tidemill._link import Links
 from tidemill._map_run import HowToMap, MapOptions, MapRun, Progress
@@ -69,7 +70,7 @@ from tidemill.stream import TokenStream
 T = TypeVar("T")
 
 
-class Producer:
+class Producer(JobLists):
     """Submits jobs for one tenant and follows them; safe to share between threads.
 
     One answer: ``generate``.  A job to follow, to end or to find again: ``submit``.  A dataset:

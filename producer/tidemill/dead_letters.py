@@ -11,7 +11,7 @@ from hashlib import sha256
 from tidemill._catalogue import SALT_BYTES
 from tidemill._link import Link
 from tidemill._patience import SaltMissing
-from tidemill._reads import JobStatus, Read, job_status, naming
+from tidemill._reads import JobStatus, Read, job_status, naming, read_metadata
 from tidemill.protocol import calls
 from tidemill.protocol.calls import REF_FIELDS, JobRef, NewJob
 from tidemill.protocol.errors import ConfigError, InvalidRequest
@@ -24,7 +24,7 @@ from tidemill.protocol.stored import require_number, require_text, stored_number
 _PAGE_SIZE = 500
 
 #: Fields of a dead job that its repetition takes over.
-_KEPT = ("st", "req", "h", "cost", "tk", "mx", "sm", "bid", "mt", "g", "wh")
+_KEPT = ("st", "req", "h", "cost", "tk", "mx", "sm", "bid", "mt", "g", "wh", "meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class DeadLetters:
             return self._new_job(letter, raw, *others)
 
     def _new_job(self, letter: DeadLetter, raw: bytes, *others: bytes | None) -> NewJob:
-        key, cost, tokens, retries, stall, batch, max_output, hint_depth, callback = others
+        key, cost, tokens, retries, stall, batch, max_output, hint_depth, callback, meta = others
         request = decode_request(raw)
         return NewJob(
             job_id=new_job_id(self._keys.shard),
@@ -143,6 +143,7 @@ class DeadLetters:
                 stall_ms=require_number("sm", stall),
                 batch=require_text("bid", batch),
                 callback_url=require_text("wh", callback),
+                metadata=read_metadata(meta),
             ),
             parent=letter.job_id,
             max_output=require_number("mt", max_output),

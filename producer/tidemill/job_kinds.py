@@ -82,6 +82,11 @@ class KindSpec(JobSpec):
         """What finds the same job when this is submitted again, if anything does."""
         return self._kind_options.get("idempotency_key")
 
+    @property
+    def has_callback(self) -> bool:
+        """Whether somebody is told of its end by a webhook of its own."""
+        return self._kind_options.get("callback_url") is not None
+
     def with_defaults(self, common: JobOptions) -> JobSpec:
         """Return this spec with those common options that its kind has too."""
         return self._with({**_known(common), **self._kind_options})

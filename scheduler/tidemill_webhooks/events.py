@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from tidemill.protocol.states import FinishReason, JobState
 
@@ -29,8 +30,9 @@ _ENDS = {
 class Event:
     """One end of something; its id is the same however often it is told.
 
-    ``about`` is the id of the job or batch.  ``callback_url`` came with the work, "" if none did;
-    ``only_endpoint`` is the endpoint that a test is for.
+    ``about`` is the id of the job or batch.  ``callback_url`` came with the work, "" if none did,
+    and so did ``metadata``; ``only_endpoint`` is the endpoint that a test is for.  ``is_line``
+    tells that endpoints are told of a batch in place of this job, a line of it.
     """
 
     event_id: str
@@ -40,16 +42,21 @@ class Event:
     created: int
     callback_url: str = ""
     only_endpoint: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    is_line: bool = False
 
     @property
     def body(self) -> bytes:
-        """The payload: what happened to which thing, and no more."""
+        """The payload: what happened to which thing, and what its owner knows it by."""
+        data: dict[str, Any] = {"id": self.about}
+        if self.metadata:
+            data["metadata"] = self.metadata
         payload = {
             "id": self.event_id,
             "object": "event",
             "created_at": self.created,
             "type": self.event_type,
-            "data": {"id": self.about},
+            "data": data,
         }
         return json.dumps(payload, separators=(",", ":")).encode()
 
@@ -80,7 +87,26 @@ def read_entry(fields: Mapping[bytes, bytes]) -> Event | None:
         return Event(event_id, TEST_EVENT, endpoint, tenant, created, only_endpoint=endpoint)
     else:
         return None
-    return Event(_event_id(about), kind, about, tenant, created, url) if kind else None
+    if not kind:
+        return None
+    return Event(
+        _event_id(about),
+        kind,
+        about,
+        tenant,
+        created,
+        url,
+        metadata=_metadata(text.get("m", "")),
+        is_line="l" in text,
+    )
+
+
+def _metadata(stored: str) -> dict[str, str]:
+    try:
+        found = json.loads(stored or "{}")
+    except ValueError:
+        return {}  # the end is told whatever else the entry holds
+    return found if isinstance(found, dict) else {}
 
 
 def _job_event(state: str, reason: str) -> str:

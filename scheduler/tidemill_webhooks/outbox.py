@@ -86,6 +86,8 @@ def postings(event: Event, endpoints: Iterable[Endpoint]) -> list[Posting]:
     """Return where an event goes: to the endpoints that want it, and to its own address."""
     if event.only_endpoint:
         chosen = [one for one in endpoints if one.endpoint_id == event.only_endpoint]
+    elif event.is_line:
+        chosen = []
     else:
         chosen = [one for one in endpoints if one.is_on and wants(one.events, event.event_type)]
     places = [

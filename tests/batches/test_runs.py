@@ -355,7 +355,7 @@ async def test_the_end_of_a_batch_is_told_to_the_outbox_of_a_tenant_that_listens
         ({"completion_window": "31d"}, "completion_window"),
         ({"completion_window": "30s"}, "completion_window"),
         ({"completion_window": 24}, "completion_window"),
-        ({"metadata": {"k": 1}}, "metadata.k"),
+        ({"metadata": {"k": 1}}, "metadata"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
         ({"output_expires_after": {"anchor": "created_at"}}, "output_expires_after.seconds"),
     ],

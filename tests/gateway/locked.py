@@ -57,12 +57,10 @@ class LockedGate:
         self,
         tenant: str,
         scopes: frozenset[KeyScope] = USUAL_SCOPES,
-        requests_per_minute: int | None = None,
+        **limits: Any,
     ) -> tuple[ApiKey, Caller]:
         """Make a key; returns it and a caller who has it."""
-        token, key = self.store.create(
-            tenant, scopes=scopes, requests_per_minute=requests_per_minute
-        )
+        token, key = self.store.create(tenant, scopes=scopes, **limits)
         self.issued.append(token.text)
         return key, self.caller(token.text)
 

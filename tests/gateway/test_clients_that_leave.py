@@ -1,16 +1,25 @@
 """Jobs of clients that leave end at once, unless somebody may come back for them."""
 
 import threading
+from typing import Any
 
 import httpx2 as httpx
 import pytest
 
 from gateway.client import ask, post
 from gateway.conftest import MODEL, Site
+from support.shard import KEYS
 from support.wait import wait_until
 from tidemill import JobCancelled, Producer
+from tidemill.gateway.embedding import kind_options
+from tidemill.gateway.openai_models.audio import TranscriptionRequest
+from tidemill.gateway.openai_models.embeddings import EmbeddingRequest, KindRequest
+from tidemill.gateway.openai_models.scores import RerankRequest
+from tidemill.service.redis import connect
 
 PATH = "/v1/completions"
+#: Nobody is there: addresses that lead inside are refused.
+CALLBACK = "https://127.0.0.1/done"
 #: Far more than the model writes in the time that a test takes.
 LONG = {"model": MODEL, "prompt": "hello", "max_tokens": 2000, "ignore_eos": True}
 
@@ -33,6 +42,63 @@ def test_jobs_of_a_request_that_is_given_up_are_cancelled(site: Site, producer: 
     with pytest.raises(httpx.TimeoutException):
         httpx.post(f"{site.url}{PATH}", json=body, timeout=httpx.Timeout(10, read=0.5))
     wait_until(lambda: num_alive(producer) == 0, 10, "the jobs go on")
+
+
+def test_a_job_whose_end_is_told_elsewhere_goes_on(site: Site, producer: Producer) -> None:
+    body = {**LONG, "max_tokens": 60, "stream": True, "callback_url": CALLBACK}
+    with httpx.stream("POST", f"{site.url}{PATH}", json=body) as answer:
+        job_id = next(answer.iter_lines()).partition("cmpl-")[2].partition('"')[0]
+    assert len(producer.result(job_id, timeout=30).token_ids) == 60
+
+
+def test_jobs_of_a_refused_request_are_cancelled_whoever_would_be_told(
+    site: Site, producer: Producer
+) -> None:
+    wait_until(lambda: num_alive(producer) == 0)
+    body = {**LONG, "prompt": ["a", [10**6]], "callback_url": CALLBACK}
+    assert post(site, PATH, body).status_code == 400
+    wait_until(lambda: num_alive(producer) == 0, 10, "the other job goes on")
+
+
+MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"prompt": "hi", "max_tokens": 1}),
+        ("/v1/chat/completions", {**MESSAGES, "max_tokens": 1}),
+        ("/v1/messages", {**MESSAGES, "max_tokens": 1}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 16}),
+        ("/v1/jobs", {"prompt": "hi", "max_tokens": 1}),
+    ],
+)
+def test_every_endpoint_takes_an_address_that_is_told_of_the_end(
+    site: Site, path: str, body: dict[str, Any]
+) -> None:
+    tenant = f"told{path.replace('/', '.')}"
+    asked = {"model": MODEL, "callback_url": CALLBACK, **body}
+    answer = post(site, path, asked, **{"X-Tidemill-Tenant": tenant})
+    assert answer.status_code in (200, 202), answer.text
+    with Producer(site.stack.url, tenant=tenant) as client, connect(site.stack.url) as server:
+        [job] = client.jobs()
+        assert server.hget(KEYS.job(job.job_id), "wh") == CALLBACK.encode()
+    wrong = post(site, path, {**asked, "callback_url": "file:///etc/passwd"})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "callback_url"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        EmbeddingRequest(input="a", callback_url=CALLBACK, metadata={"a": "b"}),
+        RerankRequest(query="a", documents=["b"], callback_url=CALLBACK, metadata={"a": "b"}),
+        TranscriptionRequest(callback_url=CALLBACK),
+    ],
+)
+def test_jobs_of_other_kinds_have_an_address_too(body: KindRequest) -> None:
+    options = kind_options(body, None)
+    assert options["callback_url"] == CALLBACK
+    assert options.get("metadata", {"a": "b"}) == {"a": "b"}
 
 
 def test_a_request_with_a_key_is_found_again(site: Site, producer: Producer) -> None:

@@ -33,6 +33,10 @@ def get(site: Site, path: str, **headers: str) -> httpx.Response:
     return httpx.get(f"{site.url}/v1/jobs/{path}", headers=headers, timeout=60)
 
 
+def get_list(site: Site, query: str, **headers: str) -> httpx.Response:
+    return httpx.get(f"{site.url}/v1/jobs{query}", headers=headers, timeout=60)
+
+
 def result_of(site: Site, job_id: str) -> dict[str, Any]:
     answer = get(site, f"{job_id}/result?wait=60")
     assert answer.status_code == 200, answer.text
@@ -130,6 +134,52 @@ def test_a_job_waits_for_its_time_and_its_key_finds_it_again(site: Site) -> None
     httpx.delete(f"{site.url}/v1/jobs/{first['id']}")
 
 
+def test_jobs_are_listed_the_newest_first_and_only_to_their_tenant(site: Site) -> None:
+    carol = {"X-Tidemill-Tenant": "carol"}
+
+    def listed(query: str = "", tenant: str = "carol") -> dict[str, Any]:
+        answer = get_list(site, query, **{"X-Tidemill-Tenant": tenant})
+        assert answer.status_code == 200, answer.text
+        told: dict[str, Any] = answer.json()
+        check(site.url, "/v1/jobs", told, method="get")
+        return told
+
+    assert listed() == {
+        "object": "list",
+        "data": [],
+        "first_id": None,
+        "last_id": None,
+        "has_more": False,
+    }
+    made = [submit(site, carol, prompt="hello", delay=3600, batch="b") for _ in range(2)]
+    note = {"of": "carol"}
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "metadata": note}
+    asked = post(site, "/v1/chat/completions", {"model": MODEL, **chat}, **carol).json()
+    made.append({"id": asked["id"].removeprefix("chatcmpl-")})
+    page = listed("?limit=2")
+    assert [job["id"] for job in page["data"]] == [made[2]["id"], made[1]["id"]]
+    assert page["data"][0]["metadata"] == note and page["data"][0]["status"] == "done"
+    assert page["has_more"] and (page["first_id"], page["last_id"]) == (
+        *(made[2]["id"], made[1]["id"]),
+    )
+    rest = listed(f"?after={page['last_id']}")
+    assert [job["id"] for job in rest["data"]] == [made[0]["id"]] and not rest["has_more"]
+    delayed = listed("?status=delayed&status=queued&batch=b")["data"]
+    assert [job["id"] for job in delayed] == [made[1]["id"], made[0]["id"]]
+    assert listed("?status=failed")["data"] == [] == listed(tenant="dave")["data"]
+    for query in ("?limit=0", "?limit=101", "?status=tired", "?after=x", "?batch=a%20b"):
+        wrong = get_list(site, query, **carol)
+        name = query[1:].partition("=")[0]
+        assert wrong.status_code == 400 and name in wrong.json()["error"]["param"], query
+    for job in made[:2]:
+        httpx.delete(f"{site.url}/v1/jobs/{job['id']}", headers=carol)
+
+
+def test_a_job_keeps_its_metadata(site: Site) -> None:
+    job = submit(site, prompt="hello", max_tokens=1, metadata={"a": "b"})
+    assert job["metadata"] == {"a": "b"} == get(site, job["id"]).json()["metadata"]
+
+
 def test_a_deadline_that_passed_is_told(site: Site) -> None:
     job = submit(site, prompt="hello", delay=0.2, deadline=0.25, max_tokens=1000, ignore_eos=True)
     told = result_of(site, job["id"])
@@ -158,7 +208,7 @@ def test_jobs_of_others_are_not_found(site: Site, path: str) -> None:
         ({"prompt": "a", "delay": -1}, "delay"),
         ({"prompt": "a", "max_retries": 100000}, "max_retries"),
         ({"prompt": "a", "callback_url": "ftp://x"}, "callback_url"),
-        ({"prompt": "a", "metadata": {"a": "b"}}, "metadata"),
+        ({"prompt": "a", "metadata": {"a": 1}}, "metadata"),
         ({"prompt": [10**6]}, "prompt"),
         ({"kind": "embed", "input": "a"}, "model"),
         ({"kind": "transcribe"}, "audio"),

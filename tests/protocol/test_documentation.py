@@ -77,6 +77,7 @@ def test_every_field_of_a_job_is_documented(redis_client: redis.Redis) -> None:
         stall_ms=10**6,
         batch="b",
         callback_url="https://example.com/",
+        metadata={"of": "test"},
     )
     job_id = shard.submit(
         redis_client, terms=terms, idempotency_key="k", parent="p", max_output=9, hint_depth=1

@@ -27,6 +27,7 @@ from support.versions import drop_versions, load_versions, run_version
 from tidemill.protocol import calls
 from tidemill.protocol.calls import JobRef, RetryPause
 from tidemill.protocol.calls.replies import written
+from tidemill.protocol.calls.submitting import metadata_text
 from tidemill.protocol.codec import encode
 from tidemill.protocol.errors import TidemillError
 from tidemill.protocol.functions import Call
@@ -47,13 +48,14 @@ WORKERS = st.sampled_from(["wkr_a", "wkr_b"])
 VERSIONS = st.lists(st.sampled_from([2, 3]), min_size=1, max_size=2)
 TERMS = st.builds(
     Terms,
-    key=st.sampled_from(["", "", "", "k"]),
+    key=st.sampled_from(["", "", "", "k", "b:1"]),
     digest=st.sampled_from(["a", "a", "b"]),
     batch=st.sampled_from(["", "", "b"]),
     delayed=st.sampled_from([False, False, True]),
     limits=st.frozensets(st.sampled_from(LIMITS)),
     max_retries=st.sampled_from([0, 0, 1, 2]),
     num_tokens=st.integers(0, 5),
+    note=st.sampled_from(["", "", "é"]),
 )
 
 #: Bounds on waiting jobs and tokens.
@@ -138,7 +140,9 @@ class Functions(RuleBasedStateMachine):
             self.refs[job_id] = JobRef(job_id, QUEUE, terms.key, terms.batch)
 
     def _submit(self, version: int, job_id: str, terms: Terms) -> tuple[bool, str] | str:
-        expected = self.model.submit(job_id, terms, len(encode(shard.REQUEST)))
+        metadata = {"note": terms.note} if terms.note else {}
+        note_bytes = len(metadata_text(metadata).encode())
+        expected = self.model.submit(job_id, terms, len(encode(shard.REQUEST)), note_bytes)
         job = calls.NewJob(
             job_id,
             shard.REQUEST,
@@ -152,6 +156,7 @@ class Functions(RuleBasedStateMachine):
                 stall_ms=HOUR if "stalled" in terms.limits else 0,
                 max_retries=terms.max_retries,
                 batch=terms.batch,
+                metadata=metadata,
             ),
         )
         reply = self._run(version, calls.submit(KEYS, job))

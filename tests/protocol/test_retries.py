@@ -138,7 +138,7 @@ def test_what_a_dead_job_keeps_is_counted(redis_client: redis.Redis) -> None:
     job_id = use_up(redis_client)
     [member] = redis_client.zrange(KEYS.ended, 0, -1)
     kept = int(member.split()[0])
-    assert kept == 400 + redis_client.hstrlen(KEYS.job(job_id), "req")
+    assert kept == 500 + redis_client.hstrlen(KEYS.job(job_id), "req")
     assert redis_client.hgetall(KEYS.counters) == {b"rb": b"%d" % kept}
 
 
@@ -267,6 +267,7 @@ def test_trimming_forgets_ended_jobs_and_their_bytes(redis_client: redis.Redis) 
     assert trim(redis_client) == 2
     assert not redis_client.exists(*map(KEYS.job, jobs[:2]), *map(KEYS.token_log, jobs[:2]))
     assert state(redis_client, jobs[2]) == "queued"
+    assert redis_client.zrange(KEYS.jobs("default"), 0, -1) == [jobs[2].encode()]
     assert b"rb" not in redis_client.hgetall(KEYS.counters)
 
 
@@ -276,6 +277,7 @@ def test_trimming_settles_the_account_of_jobs_that_have_expired(redis_client: re
     redis_client.delete(KEYS.job(job_id), KEYS.token_log(job_id))
     assert trim(redis_client) == 1
     assert not redis_client.hgetall(KEYS.counters)
+    assert not redis_client.exists(KEYS.jobs("default"))
 
 
 def test_trimming_leaves_a_job_that_was_submitted_again(redis_client: redis.Redis) -> None:
@@ -286,6 +288,7 @@ def test_trimming_leaves_a_job_that_was_submitted_again(redis_client: redis.Redi
     assert trim(redis_client) == 1
     assert state(redis_client, job_id) == "queued"
     assert redis_client.xlen(KEYS.ingress(QUEUE)) == 1
+    assert redis_client.zrange(KEYS.jobs("default"), 0, -1) == [job_id.encode()]
 
 
 def test_a_job_that_ends_a_second_time_is_accounted_once(redis_client: redis.Redis) -> None:

@@ -1,5 +1,7 @@
 """What submit accepts, what it refuses and what it counts."""
 
+import json
+
 import pytest
 import redis
 
@@ -294,3 +296,34 @@ def test_a_batch_closed_before_its_first_job_is_forgotten_in_time(
     assert redis_client.ttl(KEYS.batch("default", "b")) > 0
     with pytest.raises(BatchClosed):
         shard.submit(redis_client, terms=JobTerms(batch="b"))
+
+
+def test_all_jobs_of_a_tenant_are_listed_but_for_lines_of_batch_objects(
+    redis_client: redis.Redis,
+) -> None:
+    one = shard.submit(redis_client)
+    named = shard.submit(redis_client, terms=JobTerms(batch="b"), idempotency_key="b")
+    later = shard.submit(redis_client, terms=JobTerms(delay_ms=1000))
+    line = shard.submit(redis_client, terms=JobTerms(batch="b"), idempotency_key="b:1")
+    listed = redis_client.zrange(KEYS.jobs("default"), 0, -1)
+    assert [job_id.decode() for job_id in listed] == [one, named, later]
+    assert redis_client.exists(KEYS.job(line))
+
+
+def test_metadata_is_kept_and_counts_as_part_of_the_request(redis_client: redis.Redis) -> None:
+    note, job_id = {"of": "t\u00e9st"}, new_job_id()
+    size = len('{"of":"t\u00e9st"}'.encode())
+    shard.submit(redis_client, job_id, terms=JobTerms(metadata=note))
+    assert json.loads(redis_client.hget(KEYS.job(job_id), "meta") or b"") == note
+    assert redis_client.hget(KEYS.counters, "qb") == b"%d" % (REQUEST_BYTES + size)
+    plain = shard.submit(redis_client)
+    shard.cancel(redis_client, job_id)
+    assert redis_client.hget(KEYS.counters, "qb") == b"%d" % REQUEST_BYTES
+    kept = int(redis_client.hget(KEYS.counters, "rb") or 0)
+    assert not redis_client.hexists(KEYS.job(plain), "meta")
+    shard.cancel(redis_client, plain)
+    assert kept - size == int(redis_client.hget(KEYS.counters, "rb") or 0) - kept
+    redis_client.hset(KEYS.settings, "bytes", 2 * REQUEST_BYTES + size - 1)
+    shard.submit(redis_client)
+    with pytest.raises(QueueFull, match="bytes"):
+        shard.submit(redis_client, terms=JobTerms(metadata=note))

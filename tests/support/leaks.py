@@ -18,8 +18,20 @@ def find_leaks(client: redis.Redis) -> list[str]:
     indexes = (KEYS.running, KEYS.delayed, KEYS.due, KEYS.active_queues)
     found = [f"{key} has {size}" for key in indexes if (size := client.zcard(key))]
     found += [f"{key.decode()} has pointers" for key in client.scan_iter(KEYS.ingress("*"))]
+    found += _listed_for_ever(client)
     found += [f"{key} would live for ever" for key in leaked_keys(client)]
     return found + _wrong_counters(client)
+
+
+def _listed_for_ever(client: redis.Redis) -> list[str]:
+    """Name the jobs on tenants' lists that nothing will ever take off."""
+    known = {calls.job_of(member.decode()) for member in client.zrange(KEYS.ended, 0, -1)}
+    return [
+        f"{key.decode()} has {job_id.decode()}"
+        for key in client.scan_iter(KEYS.jobs("*"))
+        for job_id in client.zrange(key, 0, -1)
+        if job_id.decode() not in known and not client.exists(KEYS.job(job_id.decode()))
+    ]
 
 
 def _wrong_counters(client: redis.Redis) -> list[str]:

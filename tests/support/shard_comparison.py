@@ -23,7 +23,7 @@ class Comparison:
         with self.client.pipeline(transaction=False) as pipe:
             pipe.xrange(KEYS.ingress(QUEUE))
             pipe.xrange(KEYS.dead_letters)
-            for name in (KEYS.running, KEYS.delayed, KEYS.due, KEYS.ended, KEYS.libraries):
+            for name in (KEYS.running, KEYS.delayed, KEYS.due, KEYS.ended, KEYS.jobs("default")):
                 pipe.zrange(name, 0, -1)
             pipe.hgetall(KEYS.counters)
             pipe.xrange(KEYS.back_door("default"))
@@ -36,7 +36,7 @@ class Comparison:
         pointers, letters, *indexes, counts, told, outbox, num_ended, listed, a, b = replies
         self._bind_pointers(pointers)
         self._bind_letters(letters)
-        self._check_indexes(*(set(map(bytes.decode, index)) for index in indexes[:4]))
+        self._check_indexes(*(set(map(bytes.decode, index)) for index in indexes))
         assert {name.decode(): int(count) for name, count in counts.items()} == (
             self.model.counters()
         )
@@ -73,13 +73,19 @@ class Comparison:
         assert found == self.model.letters
 
     def _check_indexes(
-        self, running: set[str], delayed: set[str], due: set[str], ended: set[str]
+        self,
+        running: set[str],
+        delayed: set[str],
+        due: set[str],
+        ended: set[str],
+        listed: set[str],
     ) -> None:
         jobs = self.model.jobs.values()
         assert running == {job.job_id for job in jobs if job.state == "run"}
         assert delayed == {job.job_id for job in jobs if job.state == "delayed"}
         assert due == {job.job_id for job in jobs if job.due is not None}
         assert ended == set(self.model.ended)
+        assert listed == self.model.listed
 
     def check_jobs(self, job_ids: Collection[str]) -> None:
         """Fields, lifetimes and token log of each job that ever was."""

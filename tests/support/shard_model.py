@@ -26,11 +26,15 @@ class Terms:
     limits: frozenset[str] = frozenset()
     max_retries: int = 1
     num_tokens: int = 0
+    #: Metadata under the name "note".
+    note: str = ""
 
 
 @dataclass
 class ModelJob:
     """One job; ``passed`` are the limits whose time is over, ``log`` the ids of its log's entries.
+
+    ``request_bytes`` include those of its metadata, of which there are ``note_bytes``.
 
     ``due`` is None off the index of limits, else whether the time to look has come.
     """
@@ -38,6 +42,7 @@ class ModelJob:
     job_id: str
     terms: Terms
     request_bytes: int
+    note_bytes: int
     state: str
     entry: str = ""
     fence: int = 0
@@ -126,7 +131,18 @@ class ShardModel:
         }
         return {name: count for name, count in counts.items() if count}
 
-    def submit(self, job_id: str, terms: Terms, request_bytes: int) -> tuple[bool, str] | str:
+    @property
+    def listed(self) -> set[str]:
+        """The tenant's jobs that can be listed."""
+        return {
+            job_id
+            for job_id, job in self.jobs.items()
+            if not (job.terms.batch and job.terms.key.startswith(f"{job.terms.batch}:"))
+        }
+
+    def submit(
+        self, job_id: str, terms: Terms, request_bytes: int, note_bytes: int
+    ) -> tuple[bool, str] | str:
         """Whether it was created and under which id, or the name of the error."""
         if job_id in self.jobs:
             return False, job_id
@@ -141,7 +157,7 @@ class ShardModel:
         waiting = counts.get("qt:default", 0)
         if waiting and waiting + terms.num_tokens > self.max_tokens:
             return "QueueFull"
-        job = ModelJob(job_id, terms, request_bytes, "delayed")
+        job = ModelJob(job_id, terms, request_bytes + note_bytes, note_bytes, "delayed")
         self.jobs[job_id] = job
         if terms.key:
             self.keys[terms.key] = (job_id, terms.digest)
@@ -330,8 +346,8 @@ class ShardModel:
         self.new_letters.append(job.job_id)
 
     def _member(self, job: ModelJob, result_bytes: int = 0) -> str:
-        kept = job.request_bytes if job.state == "dead" else 0
-        return f"{400 + 8 * job.tokens + result_bytes + kept} {job.job_id}"
+        kept = job.request_bytes if job.state == "dead" else job.note_bytes
+        return f"{500 + 8 * job.tokens + result_bytes + kept} {job.job_id} default"
 
     def _end(self, job: ModelJob, state: str, reason: str, result_bytes: int = 0) -> None:
         job.state = state

@@ -16,6 +16,7 @@ from tidemill import (
     CancelCounts,
     Chunk,
     JobEnd,
+    JobPage,
     JobState,
     JobStatus,
     ModelCard,
@@ -72,6 +73,10 @@ class Twin(Protocol):
     def generate(self, prompt: Any, **options: Any) -> Result: ...
 
     def job_status(self, job_id: str) -> JobStatus: ...
+
+    def job_page(self, **options: Any) -> JobPage: ...
+
+    def jobs(self, **options: Any) -> Iterator[JobStatus]: ...
 
     def status(self) -> Status: ...
 
@@ -147,7 +152,12 @@ class AsyncTwin:
         return _StreamTwin(self._thread, self.producer.stream(job_id, **options))
 
     def map(self, items: Any, **options: Any) -> Iterator[Any]:
-        results: Any = self.producer.map(items, **options)
+        return self._iterate(self.producer.map(items, **options))
+
+    def jobs(self, **options: Any) -> Iterator[JobStatus]:
+        return self._iterate(self.producer.jobs(**options))
+
+    def _iterate(self, results: Any) -> Iterator[Any]:
         try:
             while True:
                 yield self._thread.run(anext(results))

@@ -57,6 +57,18 @@ def test_a_payload_is_thin() -> None:
     }
 
 
+def test_a_payload_tells_the_metadata_that_a_job_came_with() -> None:
+    told = entry(j=JOB, s="done", r="stop", tn="a", t="1", m='{"of":"t\u00e9st"}')
+    event = read_entry(told)
+    assert event is not None
+    assert json.loads(event.body)["data"] == {"id": JOB, "metadata": {"of": "t\u00e9st"}}
+    known: TypeAdapter[object] = TypeAdapter(UnwrapWebhookEvent)
+    assert known.validate_python(json.loads(event.body), strict=False)
+    for damaged in ("{", "[]"):
+        event = read_entry(entry(j=JOB, s="done", r="stop", tn="a", t="1", m=damaged))
+        assert event is not None and json.loads(event.body)["data"] == {"id": JOB}
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -147,6 +147,20 @@ async def test_an_entry_becomes_one_delivery_for_each_place_and_leaves(
     assert redis_client.xlen(KEYS.outbox) == 0 and await Outbox(client, KEYS).work_off() == 0
 
 
+async def test_of_a_line_of_a_batch_only_its_callback_is_told(
+    redis_client: redis.Redis, client: redis.asyncio.Redis, admin: HookAdmin
+) -> None:
+    admin.add(URL)
+    terms = JobTerms(batch="b", callback_url=CALLBACK.callback_url, metadata={"row": "1"})
+    job_id = shard.submit(redis_client, terms=terms, idempotency_key="b:1")
+    finish(redis_client, job_id)
+    await Outbox(client, KEYS).work_off()
+    [view] = admin.deliveries()
+    assert (view.endpoint_id, view.about) == ("callback", job_id)
+    body = json.loads(redis_client.hget(KEYS.delivery(view.delivery_id), "bd") or b"")
+    assert body["data"] == {"id": job_id, "metadata": {"row": "1"}}
+
+
 async def test_any_number_of_readers_make_each_delivery_once(
     redis_client: redis.Redis, client: redis.asyncio.Redis, admin: HookAdmin
 ) -> None:

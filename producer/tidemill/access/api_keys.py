@@ -10,6 +10,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any
 
+from tidemill.protocol.calls.access import NO_LIMITS, KeyLimits
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.ids import new_ulid
 from tidemill.protocol.stored import stored_text
@@ -42,8 +43,8 @@ USUAL_SCOPES = frozenset({KeyScope.SUBMIT, KeyScope.READ, KeyScope.CANCEL})
 class ApiKey:
     """One key as it is stored: everything but its secret, of which there is a digest alone.
 
-    Times are in ms of the server's clock, None for never.  ``requests_per_minute`` None bounds
-    nothing beside what bounds the tenant.
+    Times are in ms of the server's clock, None for never.  ``limits`` are beside what bounds the
+    tenant.
     """
 
     key_id: str
@@ -52,7 +53,7 @@ class ApiKey:
     digest: bytes
     name: str = ""
     created_ms: int = 0
-    requests_per_minute: int | None = None
+    limits: KeyLimits = NO_LIMITS
     expires_ms: int | None = None
     used_ms: int | None = None
 
@@ -68,7 +69,8 @@ class ApiKey:
             "digest": self.digest.hex(),
             "name": self.name,
             "created": self.created_ms,
-            "rpm": self.requests_per_minute,
+            "rpm": self.limits.requests,
+            "tpm": self.limits.tokens,
         }
         return json.dumps(told, separators=(",", ":"))
 
@@ -160,7 +162,7 @@ def read_keys(fields: Mapping[bytes, bytes], uses: Mapping[bytes, bytes]) -> lis
 
 
 def _read(key_id: str, told: Mapping[str, Any], expiry: bytes | None, used: bytes | None) -> ApiKey:
-    per_minute = told.get("rpm")
+    bounds = (told.get("rpm"), told.get("tpm"))
     return ApiKey(
         key_id=key_id,
         tenant=str(told["tenant"]),
@@ -168,7 +170,7 @@ def _read(key_id: str, told: Mapping[str, Any], expiry: bytes | None, used: byte
         digest=bytes.fromhex(told["digest"]),
         name=str(told.get("name", "")),
         created_ms=int(told.get("created", 0)),
-        requests_per_minute=None if per_minute is None else int(per_minute),
+        limits=KeyLimits(*(None if bound is None else int(bound) for bound in bounds)),
         expires_ms=_number(expiry),
         used_ms=_number(used),
     )

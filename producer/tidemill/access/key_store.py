@@ -18,6 +18,7 @@ from tidemill.access.api_keys import (
     read_key,
     read_keys,
 )
+from tidemill.protocol.calls.access import KeyLimits
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.functions import Field
 from tidemill.protocol.keys import ShardKeys
@@ -52,6 +53,7 @@ class KeyStore:
         name: str = "",
         expires_seconds: float | None = None,
         requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
     ) -> tuple[Token, ApiKey]:
         """Make a key and return it with its secret, which is told only now.
 
@@ -65,7 +67,10 @@ class KeyStore:
             digest=token.digest(self._pepper),
             name=checked_name(name),
             created_ms=now,
-            requests_per_minute=_checked_rate(requests_per_minute),
+            limits=KeyLimits(
+                _checked_rate("requests_per_minute", requests_per_minute),
+                _checked_rate("tokens_per_minute", tokens_per_minute),
+            ),
             expires_ms=None if expires_seconds is None else now + _ms(expires_seconds),
         )
         self._add(key)
@@ -134,11 +139,11 @@ def _ms(seconds: float) -> int:
     return max(0, round(seconds * 1000))
 
 
-def _checked_rate(per_minute: int | None) -> int | None:
+def _checked_rate(field: str, per_minute: int | None) -> int | None:
     if per_minute is not None and not 0 <= per_minute <= MAX_PER_MINUTE:
         raise InvalidRequest(
-            f"requests_per_minute: it must be 0 to {MAX_PER_MINUTE}",
-            field="requests_per_minute",
+            f"{field}: it must be 0 to {MAX_PER_MINUTE}",
+            field=field,
             fix="Leave it out for no bound.",
         )
     return per_minute

@@ -8,13 +8,13 @@ from tidemill._async_link import AsyncLink
 from tidemill._async_shared import AsyncShared
 from tidemill._endpoint import find_endpoint
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
+from tidemill._terms import checked_metadata
 from tidemill.batches.paging import Page, collect, hashes, ids_behind
 from tidemill.batches.terms import (
     checked_endpoint,
     checked_expiry,
     checked_filename,
     checked_limit,
-    checked_metadata,
     checked_purpose,
     expiry_seconds,
     window_seconds,

@@ -15,6 +15,7 @@ from tidemill.gateway.chatting import plan_chat
 from tidemill.gateway.completing import plan_completion
 from tidemill.gateway.embedding import plan_embeddings
 from tidemill.gateway.identity import Identity
+from tidemill.gateway.key_limits import KeyAccount
 from tidemill.gateway.openai_models.chat import ChatRequest
 from tidemill.gateway.openai_models.completions import CompletionRequest
 from tidemill.gateway.openai_models.embeddings import EmbeddingRequest
@@ -75,7 +76,9 @@ class OpenAITranslator:
     def _call(self, body: Body) -> Call:
         length = str(len(orjson.dumps(body))).encode()
         scope = {"type": "http", "headers": [(b"content-length", length)]}
-        return Call(Request(scope), self._state, self._identity, "")
+        request = Request(scope)
+        account = KeyAccount(self._state, self._identity, request)
+        return Call(request, self._state, self._identity, "", account)
 
 
 def _parsed(model: type[Model], body: Body) -> Model:

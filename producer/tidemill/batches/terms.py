@@ -6,9 +6,6 @@ from typing import Any
 
 from tidemill.protocol.batches import (
     ENDPOINTS,
-    MAX_METADATA,
-    MAX_METADATA_KEY_CHARS,
-    MAX_METADATA_VALUE_CHARS,
     MAX_WINDOW_SECONDS,
     MIN_WINDOW_SECONDS,
 )
@@ -47,23 +44,6 @@ def checked_endpoint(endpoint: object) -> str:
             f"Use one of {', '.join(ENDPOINTS)}.",
         )
     return str(endpoint)
-
-
-def checked_metadata(metadata: object) -> dict[str, str]:
-    """Return a batch's metadata: 16 pairs of text at most."""
-    if metadata is None:
-        return {}
-    if not isinstance(metadata, Mapping) or len(metadata) > MAX_METADATA:
-        raise _wrong("metadata", f"it is not an object of at most {MAX_METADATA} pairs")
-    for name, value in metadata.items():
-        if not isinstance(name, str) or not 0 < len(name) <= MAX_METADATA_KEY_CHARS:
-            raise _wrong("metadata", f"a key has 1 to {MAX_METADATA_KEY_CHARS} characters")
-        if not isinstance(value, str) or len(value) > MAX_METADATA_VALUE_CHARS:
-            raise _wrong(
-                f"metadata.{name}",
-                f"it is no text of at most {MAX_METADATA_VALUE_CHARS} characters",
-            )
-    return dict(metadata)
 
 
 def checked_purpose(purpose: object) -> Purpose:

@@ -25,6 +25,7 @@ from rich.text import Text
 from tidemill._endpoint import find_endpoint
 from tidemill.batches.client import AsyncBatches
 from tidemill.cli.connection import meet
+from tidemill.cli.job_options import Metadata, parse_metadata
 from tidemill.cli.submit import RedisUrl, Tenant
 from tidemill.protocol.batches import ENDPOINTS, Batch, BatchState
 from tidemill.protocol.errors import ConfigError
@@ -56,9 +57,7 @@ def submit(
         str | None, typer.Option(help="Such as /v1/embeddings. Default: the url of the first line.")
     ] = None,
     window: Annotated[str, typer.Option(help="Time for all of it: 90m, 24h, 7d.")] = "24h",
-    metadata: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Kept with it; repeatable.")
-    ] = None,
+    metadata: Metadata = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Follow it to its end.")] = False,
     tenant: Tenant = "default",
     redis_url: RedisUrl = None,
@@ -75,7 +74,7 @@ def submit(
             input_file_id=file.file_id,
             endpoint=named,
             completion_window=window,
-            metadata=_pairs(metadata or []),
+            metadata=parse_metadata(metadata),
         )
         typer.echo(batch.batch_id)
         return await _follow(client, batch.batch_id) if wait else batch
@@ -262,13 +261,3 @@ async def _write(content: AsyncIterator[bytes], path: Path | None) -> None:
     finally:
         if path is not None:
             target.close()
-
-
-def _pairs(texts: list[str]) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--metadata {text!r} is not KEY=VALUE")
-        pairs[name] = value
-    return pairs

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from tidemill.protocol.errors import ConfigError
+
 Deadline = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="It expires if it has not ended then.")
 ]
@@ -29,6 +31,10 @@ CallbackUrl = Annotated[
     typer.Option(metavar="URL", help="Gets a signed webhook at the end; see `tidemill webhooks`."),
 ]
 
+Metadata = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=VALUE", help="Kept with it; repeatable.")
+]
+
 Lora = Annotated[
     str | None, typer.Option(metavar="NAME", help="Adapter of the model; see `tidemill lora`.")
 ]
@@ -39,3 +45,14 @@ PrefixId = Annotated[
         metavar="NAME", help="Name of what the prompt begins with: jobs of one name run together."
     ),
 ]
+
+
+def parse_metadata(texts: list[str] | None) -> dict[str, str]:
+    """Return the pairs of ``KEY=VALUE``; raises ``ConfigError``."""
+    pairs = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--metadata {text!r} is not KEY=VALUE")
+        pairs[name] = value
+    return pairs

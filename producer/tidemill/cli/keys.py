@@ -63,6 +63,10 @@ def create(
         int | None,
         typer.Option(min=0, help="Requests that submit something. Default: the tenant's bounds."),
     ] = None,
+    tokens_per_minute: Annotated[
+        int | None,
+        typer.Option(min=0, help="Tokens of prompts and answers. Default: the tenant's bounds."),
+    ] = None,
     as_json: AsJson = False,
     redis_url: RedisUrl = None,
 ) -> None:
@@ -77,6 +81,7 @@ def create(
             name=name,
             expires_seconds=seconds,
             requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
         )
     _tell(token, key, as_json)
 
@@ -137,14 +142,16 @@ def duration(text: str) -> float:
 def render(keys: list[ApiKey]) -> Table:
     """Return keys as a table."""
     table = Table(title="API keys", title_justify="left", box=box.SIMPLE, padding=0)
-    for title in ("id", "tenant", "scopes", "name", "a minute", "created", "expires", "used"):
+    titles = ("id", "tenant", "scopes", "name", "requests", "tokens/min", "created", "expires")
+    for title in (*titles, "used"):
         table.add_column(title, overflow="fold")
     for key in keys:
         scopes = ",".join(sorted(key.scopes))
-        limit = "-" if key.requests_per_minute is None else f"{key.requests_per_minute:,}"
+        bounds = (key.limits.requests, key.limits.tokens)
+        limits = ("-" if bound is None else f"{bound:,}" for bound in bounds)
         times = (_day(ms) for ms in (key.created_ms, key.expires_ms, key.used_ms))
         # Text, not markup: anybody may have written there.
-        table.add_row(*map(Text, (key.key_id, key.tenant, scopes, key.name, limit, *times)))
+        table.add_row(*map(Text, (key.key_id, key.tenant, scopes, key.name, *limits, *times)))
     return table
 
 
@@ -155,7 +162,8 @@ def plain(key: ApiKey) -> dict[str, object]:
         "tenant": key.tenant,
         "scopes": sorted(key.scopes),
         "name": key.name,
-        "requests_per_minute": key.requests_per_minute,
+        "requests_per_minute": key.limits.requests,
+        "tokens_per_minute": key.limits.tokens,
         "created": when(key.created_ms),
         "expires": None if key.expires_ms is None else when(key.expires_ms),
         "used": None if key.used_ms is None else when(key.used_ms),

@@ -15,6 +15,7 @@ from tidemill.cli import (
     dlq,
     doctor,
     gateway,
+    jobs,
     keys,
     kinds,
     kv,
@@ -57,6 +58,7 @@ app.command("follow", rich_help_panel="Ask")(submit.follow)
 app.command("embed", rich_help_panel="Ask")(kinds.embed)
 app.command("score", rich_help_panel="Ask")(kinds.score)
 app.command("transcribe", rich_help_panel="Ask")(kinds.transcribe)
+app.command("jobs", rich_help_panel="Ask")(jobs.jobs)
 app.command("cancel", rich_help_panel="Ask")(cancel.cancel)
 app.command("status", rich_help_panel="Operate")(status.status)
 app.command("kv", rich_help_panel="Operate")(kv.kv)

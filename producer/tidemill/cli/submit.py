@@ -17,8 +17,10 @@ from tidemill.cli.job_options import (
     Lora,
     MaxQueue,
     MaxRetries,
+    Metadata,
     PrefixId,
     StallTimeout,
+    parse_metadata,
 )
 from tidemill.cli.sampling_options import (
     BadWord,
@@ -116,6 +118,7 @@ def submit(
     max_retries: MaxRetries = None,
     batch: Batch = None,
     callback_url: CallbackUrl = None,
+    metadata: Metadata = None,
     prefix_id: PrefixId = None,
     lora: Lora = None,
     detach: Annotated[
@@ -167,6 +170,7 @@ def submit(
             max_retries=max_retries,
             batch=batch,
             callback_url=callback_url,
+            metadata=parse_metadata(metadata),
             prefix_id=prefix_id,
             lora=lora,
         )

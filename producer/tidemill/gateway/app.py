@@ -13,6 +13,7 @@ from tidemill.gateway.body_limit import BodyLimit
 from tidemill.gateway.document import DocumentedApp
 from tidemill.gateway.errors import handle_error
 from tidemill.gateway.identity import MEASURING_PATHS, OPEN_PATHS, Authentication
+from tidemill.gateway.key_limits import HEADERS, KeyLimitHeaders
 from tidemill.gateway.metrics import Counting
 from tidemill.gateway.openai_models.errors import ErrorResponse
 from tidemill.gateway.permissions import enforce
@@ -108,6 +109,7 @@ def _surround(app: FastAPI, state: GatewayState) -> None:
         longer=longer,
         silence_seconds=settings.body_seconds,
     )
+    app.add_middleware(KeyLimitHeaders)
     app.add_middleware(
         Authentication,
         authenticator=state.authenticator,
@@ -119,7 +121,7 @@ def _surround(app: FastAPI, state: GatewayState) -> None:
             allow_origins=settings.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", *HEADERS],
         )
     app.add_middleware(Counting, metrics=state.metrics)
     app.add_middleware(RequestIds)

@@ -1,14 +1,19 @@
 """One HTTP request as its route sees it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends
 from starlette.requests import Request
 
+from tidemill._request import JobSpec
 from tidemill.async_client import AsyncProducer
+from tidemill.async_job import AsyncJob
 from tidemill.gateway.identity import Identity
+from tidemill.gateway.key_limits import KeyAccount
 from tidemill.gateway.state import GatewayState
+from tidemill.protocol.errors import TidemillError
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +24,19 @@ class Call:
     state: GatewayState
     identity: Identity
     request_id: str
+    account: KeyAccount
 
     @property
     def producer(self) -> AsyncProducer:
         """The client for the caller's jobs."""
         return self.state.producer(self.identity.tenant)
+
+    async def submit_many(self, specs: Sequence[JobSpec]) -> list[AsyncJob | TidemillError]:
+        """Queue jobs; an error takes the place of a refused one.
+
+        Raises ``RateLimited`` if the caller's key has not enough tokens for all of them.
+        """
+        return await self.producer._submit_many(specs, self.account.take_jobs)
 
     @property
     def idempotency_key(self) -> str | None:
@@ -41,7 +54,9 @@ async def current_call(request: Request) -> Call:
     """Return the call of a request; a dependency."""
     state = request.state
     identity = getattr(state, "identity", None) or Identity()
-    return Call(request, request.app.state.gateway, identity, state.request_id)
+    gateway = request.app.state.gateway
+    account = KeyAccount(gateway, identity, request)
+    return Call(request, gateway, identity, state.request_id, account)
 
 
 CurrentCall = Annotated[Call, Depends(current_call)]

@@ -73,6 +73,10 @@ def kind_options(body: KindRequest, key: str | None) -> dict[str, Any]:
         options["priority"] = body.priority
     if body.deadline is not None:
         options["deadline"] = body.deadline
+    if body.callback_url is not None:
+        options["callback_url"] = body.callback_url
+    if isinstance(body, EncoderRequest) and body.metadata is not None:
+        options["metadata"] = body.metadata
     return options
 
 

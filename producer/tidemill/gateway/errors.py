@@ -30,6 +30,7 @@ from tidemill.protocol.errors import (
     NoSuchObject,
     Overloaded,
     QueueFull,
+    RateLimited,
     RequestTooLarge,
     TidemillError,
     UnknownAdapter,
@@ -130,7 +131,7 @@ def _denied(error: AccessDenied) -> ApiError:
 
 
 def _overloaded(error: Overloaded) -> ApiError:
-    kind = "server_overloaded" if isinstance(error, QueueFull) else "requests"
+    kind = error.unit if isinstance(error, RateLimited) else "server_overloaded"
     code = "queue_full" if isinstance(error, QueueFull) else "rate_limit_exceeded"
     headers = _retry_after(error.retry_after_seconds)
     return ApiError(429, error.one_line(), kind, code, headers=headers)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tidemill._request import check_tenant
 from tidemill.access.api_keys import ALL_SCOPES, KeyScope
 from tidemill.gateway.errors import error_response
+from tidemill.protocol.calls.access import NO_LIMITS, KeyLimits
 from tidemill.protocol.errors import Forbidden, TidemillError, Unauthenticated
 
 TENANT_HEADER = "x-tidemill-tenant"
@@ -28,13 +29,13 @@ MEASURING_PATHS = frozenset({"/load", "/metrics"})
 class Identity:
     """A caller: its tenant, what it may do, and the id of its key, empty without a key store.
 
-    ``requests_per_minute`` is what the key may submit; None bounds nothing.
+    ``limits`` are what the key may submit in a minute.
     """
 
     tenant: str = DEFAULT_TENANT
     scopes: frozenset[KeyScope] = field(default=ALL_SCOPES)
     key_id: str = ""
-    requests_per_minute: int | None = None
+    limits: KeyLimits = NO_LIMITS
 
     def require(self, scope: str) -> None:
         """Raise ``Forbidden`` unless the key has this scope."""

@@ -25,7 +25,7 @@ from tidemill.protocol.messages import invalid_request
 Model = TypeVar("Model", bound=BaseModel)
 
 #: Options of ``TermOptions`` that are fields of the request.
-_TERMS = ("delay", "max_queue", "stall_timeout", "max_retries", "batch", "callback_url")
+_TERMS = ("delay", "max_queue", "stall_timeout", "max_retries", "batch", "callback_url", "metadata")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,6 @@ class PlannedJob:
 
 async def plan_job(call: Call, body: JobRequest) -> PlannedJob:
     """Return the job of a request; raises ``InvalidRequest`` naming the field that is wrong."""
-    if body.metadata is not None:
-        raise refuse("metadata", "jobs keep none", "Keep it by the job's id, or name a batch.")
     fields = dict(body.model_extra or {})
     # The token log of a job is followed live unless that is declined; see ``_terms``.
     fields.pop("stream_options", None)

@@ -1,19 +1,28 @@
 """The jobs of one request: submitted together, followed together, and given up together."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from tidemill._follow import Chunk
 from tidemill._request import JobSpec
-from tidemill.async_client import AsyncProducer
 from tidemill.async_job import AsyncJob
 from tidemill.gateway.call import Call
 from tidemill.gateway.state import GatewayState
-from tidemill.protocol.errors import JobError, TidemillError
-from tidemill.protocol.messages import JobEnd
+from tidemill.protocol.errors import (
+    InvalidRequest,
+    JobCancelled,
+    JobError,
+    JobFailed,
+    TidemillError,
+)
+from tidemill.protocol.messages import JobEnd, Usage
 from tidemill.result import Result
+
+
+def _same_name(_: int, field: str) -> str:
+    return field
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +37,14 @@ class Piece:
 class RequestJobs:
     """A context manager: jobs that are unfinished where it is left early are cancelled.
 
-    But for those with an idempotency key: whoever sends the request again finds them.
+    But for those that ``outlive`` it: with an idempotency key, because whoever sends the request
+    again finds them, and with a callback, which tells somebody else of them.
     """
 
-    def __init__(self, state: GatewayState, jobs: Sequence[AsyncJob], *, has_key: bool) -> None:
-        self._state = state
+    def __init__(self, call: Call, jobs: Sequence[AsyncJob], *, outlive: bool) -> None:
+        self._state, self._account = call.state, call.account
         self._jobs = jobs
-        self._has_key = has_key
+        self.outlive = outlive
         self._unfinished = set(range(len(jobs)))
 
     @property
@@ -80,8 +90,13 @@ class RequestJobs:
                 task.cancel()
 
     def give_up(self) -> None:
+        """Cancel what is unfinished, in the background, unless it outlives the request."""
+        if not self.outlive:
+            self.cancel()
+
+    def cancel(self) -> None:
         """Cancel what is unfinished, in the background."""
-        if self._has_key or not self._unfinished:
+        if not self._unfinished:
             return
         jobs = [self._jobs[index] for index in self._unfinished]
         self._state.spawn(_cancel(self._state, jobs), "cancelling jobs of a client that left")
@@ -95,11 +110,16 @@ class RequestJobs:
     async def _result(self, index: int) -> Result:
         try:
             result = await self._jobs[index].result()
-        except JobError:
-            self._unfinished.discard(index)
+        except JobError as error:
+            self._note_end(index, _usage_of(error))
             raise
-        self._unfinished.discard(index)
+        self._note_end(index, result.usage)
         return result
+
+    def _note_end(self, index: int, usage: Usage | None) -> None:
+        self._unfinished.discard(index)
+        if usage is not None:
+            self._account.settle(self._jobs[index].id, usage)
 
     async def _follow(self, index: int) -> AsyncGenerator[list[Piece]]:
         async with self._jobs[index].stream() as stream:
@@ -108,9 +128,9 @@ class RequestJobs:
                     more = stream.take_ready()
                     yield [Piece(index, each) for each in (chunk, *more)]
             except JobError:
-                self._unfinished.discard(index)
+                self._note_end(index, stream.end.usage if stream.end else None)
                 raise
-            self._unfinished.discard(index)
+            self._note_end(index, stream.end.usage if stream.end else None)
             yield [Piece(index, end=stream.end)]
 
     async def _pass_on(
@@ -123,17 +143,39 @@ class RequestJobs:
             arrived.put_nowait(error)
 
 
-async def submit(call: Call, specs: Sequence[JobSpec]) -> RequestJobs:
-    """Queue a request's jobs, all or none; raises the first error."""
-    producer: AsyncProducer = call.producer
-    outcomes = await producer.submit_many(specs)
+async def submit(
+    call: Call, specs: Sequence[JobSpec], name_of: Callable[[int, str], str] = _same_name
+) -> RequestJobs:
+    """Queue a request's jobs, all or none; raises the first error.
+
+    ``name_of`` turns the place of a job and one of its fields into what the request calls it.
+    """
+    outcomes = await call.submit_many(specs)
     accepted = [job for job in outcomes if isinstance(job, AsyncJob)]
-    jobs = RequestJobs(call.state, accepted, has_key=call.idempotency_key is not None)
-    for outcome in outcomes:
+    has_key = call.idempotency_key is not None
+    outlive = has_key or any(spec.has_callback for spec in specs)
+    jobs = RequestJobs(call, accepted, outlive=outlive)
+    for index, outcome in enumerate(outcomes):
         if isinstance(outcome, TidemillError):
-            jobs.give_up()
-            raise outcome
+            call.account.settle_nothing()
+            if not has_key:
+                jobs.cancel()
+            raise renamed(outcome, index, name_of)
     return jobs
+
+
+def renamed(error: TidemillError, index: int, name_of: Callable[[int, str], str]) -> TidemillError:
+    """Return the error with the request's name of the field of the job that is wrong."""
+    if isinstance(error, InvalidRequest) and error.field:
+        name = name_of(index, error.field)
+        error.message = error.message.replace(error.field, name, 1)
+        error.field = name
+    return error
+
+
+def _usage_of(error: JobError) -> Usage | None:
+    result = error.result if isinstance(error, JobFailed | JobCancelled) else None
+    return result.usage if isinstance(result, Result) else None
 
 
 def _joined(

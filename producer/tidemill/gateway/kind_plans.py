@@ -8,13 +8,11 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from tidemill.async_job import AsyncJob
 from tidemill.gateway.call import Call
 from tidemill.gateway.disconnects import ClientGone, while_connected
 from tidemill.gateway.errors import CLIENT_GONE_STATUS
-from tidemill.gateway.jobs import RequestJobs
+from tidemill.gateway.jobs import RequestJobs, submit
 from tidemill.job_kinds import KindSpec
-from tidemill.protocol.errors import InvalidRequest, TidemillError
 from tidemill.result import Result
 
 
@@ -37,7 +35,7 @@ async def answer_kind(call: Call, plan: KindPlan) -> Response:
 
     Raises what submitting and waiting for jobs raise.
     """
-    jobs = await submit_kinds(call, plan.specs, plan.name_of)
+    jobs = await submit(call, plan.specs, plan.name_of)
     results = await results_of(call, jobs)
     if results is None:
         return Response(status_code=CLIENT_GONE_STATUS)
@@ -59,29 +57,6 @@ async def results_of(call: Call, jobs: RequestJobs) -> list[Result] | None:
     prompt = sum(result.usage.prompt_tokens for result in results)
     call.state.metrics.tokens.labels("prompt").inc(prompt)
     return results
-
-
-async def submit_kinds(
-    call: Call, specs: Sequence[KindSpec], name_of: Callable[[int, str], str]
-) -> RequestJobs:
-    """Queue jobs, all or none; raises the first error, by the request's names."""
-    outcomes = await call.producer.submit_many(specs)
-    accepted = [job for job in outcomes if isinstance(job, AsyncJob)]
-    jobs = RequestJobs(call.state, accepted, has_key=call.idempotency_key is not None)
-    for index, outcome in enumerate(outcomes):
-        if isinstance(outcome, TidemillError):
-            jobs.give_up()
-            raise renamed(outcome, index, name_of)
-    return jobs
-
-
-def renamed(error: TidemillError, index: int, name_of: Callable[[int, str], str]) -> TidemillError:
-    """Return the error with the request's name of the field of the job that is wrong."""
-    if isinstance(error, InvalidRequest) and error.field:
-        name = name_of(index, error.field)
-        error.message = error.message.replace(error.field, name, 1)
-        error.field = name
-    return error
 
 
 def _encoded(plan: KindPlan, results: Sequence[Result]) -> bytes:

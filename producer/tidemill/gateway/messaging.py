@@ -12,8 +12,7 @@ from tidemill.gateway.call import Call
 from tidemill.gateway.chatting import ChatShape, plan_chat
 from tidemill.gateway.disconnects import ClientGone, while_connected
 from tidemill.gateway.errors import CLIENT_GONE_STATUS, api_error
-from tidemill.gateway.jobs import Piece, RequestJobs, submit
-from tidemill.gateway.kind_plans import renamed
+from tidemill.gateway.jobs import Piece, RequestJobs, renamed, submit
 from tidemill.gateway.openai_models.chat import ChatRequest
 from tidemill.gateway.openai_models.messages import CountedRequest, MessagesRequest
 from tidemill.gateway.shaping.chat import ChatStyle
@@ -25,7 +24,10 @@ from tidemill.protocol.errors import InvalidRequest
 _log = logging.getLogger(__name__)
 
 #: Fields that chats have under the same name.
-_SAME = ("model", "temperature", "top_p", "top_k", "seed", "priority", "deadline", "cache_salt")
+_SAME = (
+    *("model", "temperature", "top_p", "top_k", "seed"),
+    *("priority", "deadline", "cache_salt", "callback_url"),
+)
 
 
 async def answer_message(call: Call, body: MessagesRequest) -> Response:

@@ -1,13 +1,11 @@
 """From the fields of a request to the options of its jobs; pure."""
 
-from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
 from tidemill._request import JobOptions
 from tidemill.gateway.openai_models.sampling import GenerationRequest
 from tidemill.openai.response_format import structured_fields
-from tidemill.protocol.errors import InvalidRequest
 
 #: Fields that jobs have under the same name.
 _SAME = (
@@ -17,7 +15,7 @@ _SAME = (
     *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
     *("skip_special_tokens", "spaces_between_special_tokens"),
     *("logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids", "prompt_logprobs"),
-    *("repetition_detection", "priority", "deadline", "cache_salt"),
+    *("repetition_detection", "priority", "deadline", "cache_salt", "callback_url", "metadata"),
 )
 
 _GUIDED = {
@@ -27,9 +25,6 @@ _GUIDED = {
     "guided_grammar": "grammar",
 }
 
-MAX_METADATA = 16
-MAX_METADATA_KEY_CHARS = 64
-MAX_METADATA_CHARS = 512
 _MAX_NAME_CHARS = 128
 
 
@@ -42,7 +37,6 @@ def job_options(body: GenerationRequest) -> JobOptions:
         options["seed"] = body.seed % 2**63
     if body.prompt_cache_key:
         options["prefix_id"] = _short(body.prompt_cache_key)
-    check_metadata(body.metadata)
     options["stream"] = body.stream
     taken: JobOptions = options  # type: ignore[assignment]  # checked where the job is made
     return taken
@@ -65,20 +59,6 @@ def answer_form(body: GenerationRequest) -> dict[str, Any] | None:
     return structured_fields(asked)
 
 
-def check_metadata(metadata: Mapping[str, Any] | None) -> None:
-    """Raise ``InvalidRequest`` unless these are a few short texts, as OpenAI's API has it."""
-    if metadata is None:
-        return
-    if len(metadata) > MAX_METADATA:
-        raise _bad_metadata(f"it has {len(metadata)} entries, the limit is {MAX_METADATA}")
-    for key, value in metadata.items():
-        if len(key) > MAX_METADATA_KEY_CHARS:
-            raise _bad_metadata(f"a key is longer than {MAX_METADATA_KEY_CHARS} characters")
-        key.encode()
-        if not isinstance(value, str) or len(value.encode()) > MAX_METADATA_CHARS:
-            raise _bad_metadata(f"{key!r} is no text of {MAX_METADATA_CHARS} bytes at most")
-
-
 def key_of_job(key: str | None, index: int, num_jobs: int) -> str | None:
     """Return the idempotency key of one of a request's jobs, given the request's."""
     if key is None or num_jobs == 1:
@@ -90,7 +70,3 @@ def _short(name: str) -> str:
     if len(name) <= _MAX_NAME_CHARS:
         return name
     return sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _bad_metadata(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"metadata: {reason}", field="metadata")

@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from tidemill.access.api_keys import KeyScope
 from tidemill.gateway.identity import OPEN_PATHS, Identity
-from tidemill.gateway.state import GatewayState
+from tidemill.gateway.key_limits import KeyAccount
 from tidemill.protocol.errors import Unauthenticated
 
 _SUBMIT, _READ, _CANCEL = KeyScope.SUBMIT, KeyScope.READ, KeyScope.CANCEL
@@ -39,6 +39,7 @@ RULES: Mapping[tuple[str, str], KeyScope] = {
     ("POST", "/detokenize"): _READ,
     ("GET", "/tokenizer_info"): _READ,
     ("POST", "/v1/jobs"): _SUBMIT,
+    ("GET", "/v1/jobs"): _READ,
     ("GET", "/v1/jobs/{job_id}"): _READ,
     ("GET", "/v1/jobs/{job_id}/result"): _READ,
     ("GET", "/v1/jobs/{job_id}/stream"): _READ,
@@ -73,5 +74,4 @@ async def enforce(request: Request) -> None:
     scope = RULES.get((request.method, path), _WITHOUT_RULE)
     identity.require(scope)
     if scope == KeyScope.SUBMIT:
-        state: GatewayState = request.app.state.gateway
-        await state.charge(identity)
+        await KeyAccount(request.app.state.gateway, identity, request).take_request()

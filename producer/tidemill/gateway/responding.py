@@ -16,8 +16,7 @@ from tidemill.gateway.call import Call
 from tidemill.gateway.checks import refuse
 from tidemill.gateway.disconnects import ClientGone, while_connected
 from tidemill.gateway.errors import CLIENT_GONE_STATUS, api_error
-from tidemill.gateway.jobs import RequestJobs
-from tidemill.gateway.kind_plans import renamed
+from tidemill.gateway.jobs import RequestJobs, renamed
 from tidemill.gateway.openai_models.responses import ResponseRequest
 from tidemill.gateway.response_plans import ResponsePlan, plan_response, request_name
 from tidemill.gateway.shaping.logprobs import TokenNames
@@ -87,7 +86,8 @@ async def create_response(call: Call, body: ResponseRequest) -> Response:
     # What cannot be kept is refused before it runs.
     data = await asyncio.to_thread(plan.record.encode) if body.store else None
     job = await _submitted(call, plan)
-    jobs = RequestJobs(call.state, [job], has_key=call.idempotency_key is not None)
+    outlives = call.idempotency_key is not None or plan.spec.has_callback
+    jobs = RequestJobs(call, [job], outlive=outlives)
     record = plan.record
     if data is not None:
         record = await _kept(call, data, job, jobs) or record
@@ -170,8 +170,9 @@ async def _history(call: Call, body: ResponseRequest) -> list[Mapping[str, Any]]
 
 
 async def _submitted(call: Call, plan: ResponsePlan) -> AsyncJob:
-    [job] = await call.producer.submit_many([plan.spec])
+    [job] = await call.submit_many([plan.spec])
     if isinstance(job, TidemillError):
+        call.account.settle_nothing()
         raise renamed(job, 0, request_name) if isinstance(job, InvalidRequest) else job
     return job
 
@@ -180,8 +181,9 @@ async def _kept(call: Call, data: bytes, job: AsyncJob, jobs: RequestJobs) -> Re
     try:
         return await _store(call).put(job.id, data)
     except BaseException:
-        # Nobody has heard of it, so nobody would find it.
-        jobs.give_up()
+        # Nobody has heard of it, so nobody would find it, but who sends the request again.
+        if call.idempotency_key is None:
+            jobs.cancel()
         raise
 
 
@@ -227,6 +229,7 @@ async def _stream(call: Call, run: _Run) -> AsyncGenerator[bytes]:
 
 async def _note_end(call: Call, run: _Run, end: JobEnd) -> None:
     note_usage(call, [end.usage])
+    call.account.settle(run.events.head.job_id, end.usage)
     if run.events.head.fields["store"]:
         await _store(call).note_end(run.events.head.job_id)
 
@@ -234,6 +237,7 @@ async def _note_end(call: Call, run: _Run, end: JobEnd) -> None:
 def _succeeded(call: Call, job_id: str, run: _Run, told: dict[str, Any]) -> dict[str, Any]:
     assert run.end is not None, "the response is whole"
     note_usage(call, [run.end.usage])
+    call.account.settle(job_id, run.end.usage)
     if (error := failure_of(job_id, run.end)) is not None:
         raise error
     return told

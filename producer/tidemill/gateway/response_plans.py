@@ -11,7 +11,7 @@ from tidemill.gateway.answering import Plan
 from tidemill.gateway.call import Call
 from tidemill.gateway.chatting import ChatShape, plan_chat
 from tidemill.gateway.checks import refuse
-from tidemill.gateway.kind_plans import renamed
+from tidemill.gateway.jobs import renamed
 from tidemill.gateway.openai_models.chat import ChatRequest
 from tidemill.gateway.openai_models.responses import ResponseRequest
 from tidemill.gateway.shaping.chat import ChatStyle

@@ -18,6 +18,7 @@ from tidemill.gateway.identity import AnyCaller, Authenticator, FixedKeys, Ident
 from tidemill.gateway.metrics import GatewayMetrics
 from tidemill.gateway.stored_keys import StoredKeys
 from tidemill.openai.token_texts import TokenTexts
+from tidemill.protocol.calls.access import NO_LIMITS, Charged
 from tidemill.responses.store import ResponseStore
 from tidemill.service.blobs.identity import store_identity
 from tidemill.service.blobs.store import BlobStore
@@ -72,10 +73,13 @@ class GatewayState:
         endpoint = find_endpoint(self.settings.redis_url, "default", shard)
         return self._shared.links(endpoint).home
 
-    async def charge(self, identity: Identity) -> None:
-        """Take one submission from what the caller's key may submit; raises ``RateLimited``."""
-        if self._stored_keys is not None:
-            await self._stored_keys.charge(identity)
+    async def charge(
+        self, identity: Identity, *, requests: int = 0, tokens: int = 0
+    ) -> Charged | None:
+        """Take from what the caller's key may submit; None if nothing bounds that."""
+        if self._stored_keys is None or identity.limits == NO_LIMITS:
+            return None
+        return await self._stored_keys.charge(identity, requests=requests, tokens=tokens)
 
     def batches(self, tenant: str) -> AsyncBatches:
         """Return the client for a tenant's files and batches."""

@@ -13,8 +13,8 @@ from tidemill._async_link import AsyncLink
 from tidemill.access.api_keys import ApiKey, Token, parse_token
 from tidemill.access.key_store import find_key
 from tidemill.gateway.identity import Authenticator, Identity, wrong_key
-from tidemill.protocol.calls.access import charge_key, use_key
-from tidemill.protocol.errors import RateLimited, Unauthenticated
+from tidemill.protocol.calls.access import Charged, charge_key, use_key
+from tidemill.protocol.errors import Unauthenticated
 from tidemill.protocol.keys import ShardKeys
 
 #: How long a key that was found is trusted, and so how long a revoked one may still be used.
@@ -73,23 +73,15 @@ class StoredKeys:
             raise wrong_key(token)
         key = await self._find(parsed)
         self._note(key)
-        return Identity(key.tenant, frozenset(key.scopes), key.key_id, key.requests_per_minute)
+        return Identity(key.tenant, frozenset(key.scopes), key.key_id, key.limits)
 
-    async def charge(self, identity: Identity) -> None:
-        """Take one submission from what the caller's key may submit; raises ``RateLimited``."""
-        per_minute, key_id = identity.requests_per_minute, identity.key_id
-        if per_minute is None:
-            return
-        keys = ShardKeys(key_id[:2])
-        wait_ms = await self._home.link(keys.shard).call(
-            charge_key(keys, key_id=key_id, per_minute=per_minute)
+    async def charge(self, identity: Identity, *, requests: int = 0, tokens: int = 0) -> Charged:
+        """Take from what the caller's key may submit, or give tokens < 0 back."""
+        keys = ShardKeys(identity.key_id[:2])
+        call = charge_key(
+            keys, key_id=identity.key_id, limits=identity.limits, requests=requests, tokens=tokens
         )
-        if wait_ms:
-            raise RateLimited(
-                f"the API key allows {per_minute} requests a minute",
-                retry_after_seconds=wait_ms / 1000,
-                fix="Send fewer, or ask for a key that allows more.",
-            )
+        return await self._home.link(keys.shard).call(call)
 
     async def _find(self, token: Token) -> ApiKey:
         digest = token.digest(self._pepper)

@@ -13,8 +13,8 @@ from tidemill.gateway.call import Call
 from tidemill.gateway.checks import refuse
 from tidemill.gateway.embedding import kind_options
 from tidemill.gateway.errors import CLIENT_GONE_STATUS
-from tidemill.gateway.jobs import RequestJobs
-from tidemill.gateway.kind_plans import results_of, submit_kinds
+from tidemill.gateway.jobs import RequestJobs, submit
+from tidemill.gateway.kind_plans import results_of
 from tidemill.gateway.openai_models.audio import TranscriptionRequest
 from tidemill.gateway.shaping.audio import (
     TranscriptEvents,
@@ -73,7 +73,7 @@ async def _submit(
         timestamps=_timestamps(body),
         live=body.stream,
     )
-    return await submit_kinds(call, [spec], lambda _, field: _NAMES.get(field, field))
+    return await submit(call, [spec], lambda _, field: _NAMES.get(field, field))
 
 
 def _parsed(form: AudioForm) -> TranscriptionRequest:
@@ -144,7 +144,7 @@ def _forgetting(call: Call, form: AudioForm, jobs: RequestJobs) -> Iterator[None
     try:
         yield
     finally:
-        if call.idempotency_key is None or jobs.have_ended:
+        if not jobs.outlive or jobs.have_ended:
             _forget(call, form)
 
 

@@ -192,7 +192,16 @@ class QueueFull(Overloaded):
 
 
 class RateLimited(Overloaded):
-    """The tenant's requests or tokens per minute are used up."""
+    """The requests or tokens per minute of a tenant or of an API key are used up.
+
+    ``unit`` is "requests" or "tokens".
+    """
+
+    def __init__(
+        self, message: str, *, retry_after_seconds: float, fix: str = "", unit: str = "requests"
+    ) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds, fix=fix)
+        self.unit = unit
 
 
 class ProtocolError(TidemillError):

@@ -220,6 +220,7 @@ def _rate_limited(what: str, limit: str, retry_ms: str) -> RateLimited:
     return RateLimited(
         f"the tenant's {limit} {unit} per minute are used up",
         retry_after_seconds=int(retry_ms) / 1000,
+        unit=unit,
     )
 
 

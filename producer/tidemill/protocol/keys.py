@@ -37,7 +37,7 @@ _PERMANENT = (
     "whw",
     "wk",
 )
-_EMPTIED = ("in:", "bj:", "wh:", "fs:", "bs:")
+_EMPTIED = ("in:", "bj:", "js:", "wh:", "fs:", "bs:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +161,10 @@ class ShardKeys:
     def file(self, tenant: str, file_id: str) -> str:
         """Hash: what is known of a file; its content is in the blob store."""
         return self._name(f"f:{tenant}:{file_id}")
+
+    def jobs(self, tenant: str) -> str:
+        """Sorted set: ids of a tenant's jobs, whose order is that of their creation."""
+        return self._name(f"js:{tenant}")
 
     def files(self, tenant: str) -> str:
         """Sorted set: ids of a tenant's files, whose order is that of their creation."""

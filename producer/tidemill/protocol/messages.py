@@ -16,6 +16,7 @@ from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill.protocol.structured import StructuredOutput
 from tidemill.protocol.values import (
     AnyText,
+    Metadata,
     Name,
     OptionalUrl,
     ShortName,
@@ -94,6 +95,7 @@ class JobTerms(WireModel):
     a wait inside the worker counts.  A job that fails in a way
     that may pass is tried again up to ``max_retries`` times.  ``batch`` names a group of the
     tenant's jobs that can be counted and cancelled together.  ``callback_url`` is told of the end.
+    ``metadata`` are texts by name that are kept with the job for its owner.
     """
 
     delay_ms: Duration = 0
@@ -104,6 +106,7 @@ class JobTerms(WireModel):
     max_retries: Annotated[int, Field(strict=True, ge=0, le=MAX_RETRIES)] = DEFAULT_RETRIES
     batch: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{0,128}$")] = ""
     callback_url: OptionalUrl = ""
+    metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _deadline_after_start(self) -> "JobTerms":

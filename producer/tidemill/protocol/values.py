@@ -47,6 +47,11 @@ def _check_optional_url(url: str) -> str:
     return check_http_url(url) if url else url
 
 
+#: Bounds on what callers keep with their work, as OpenAI's API has them.
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+
 #: An address to post to, "" for none.
 OptionalUrl = Annotated[str, AfterValidator(_check_optional_url)]
 AnyText = Annotated[str, AfterValidator(_check_utf8)]
@@ -55,5 +60,12 @@ Count = Annotated[int, Field(strict=True, le=MAX_COUNT)]
 Name = Annotated[AnyText, Field(min_length=1, max_length=256)]
 ShortName = Annotated[AnyText, Field(min_length=1, max_length=128)]
 Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
+Metadata = Annotated[
+    dict[
+        Annotated[AnyText, Field(min_length=1, max_length=MAX_METADATA_KEY_CHARS)],
+        Annotated[AnyText, Field(strict=True, max_length=MAX_METADATA_VALUE_CHARS)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = tuple[TokenId, ...]

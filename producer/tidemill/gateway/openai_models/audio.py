@@ -4,7 +4,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from tidemill.gateway.openai_models.base import ApiResponse
+from tidemill.gateway.openai_models.base import CALLBACK, ApiResponse
 from tidemill.gateway.openai_models.embeddings import KindRequest
 from tidemill.gateway.openai_models.streaming import EVENTS
 
@@ -39,6 +39,7 @@ def form_of(*, translates: bool) -> dict[str, Any]:
         "stream": {"type": "boolean"},
         "priority": {"type": "integer"},
         "deadline": {"type": "number"},
+        "callback_url": {"type": "string", "description": CALLBACK},
     }
     if not translates:
         fields["language"] = text

@@ -8,6 +8,10 @@ from pydantic import BaseModel, ConfigDict, model_validator
 _log = logging.getLogger("tidemill.gateway.requests")
 
 
+#: Of the field ``callback_url``.
+CALLBACK = "Gets a signed webhook when a job of the request has ended"
+
+
 class ApiRequest(BaseModel):
     """The body of a request.
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from tidemill.gateway.openai_models.base import ApiRequest, ApiResponse
+from tidemill.gateway.openai_models.base import CALLBACK, ApiRequest, ApiResponse
 
 _TOKENS = {"type": "array", "items": {"type": "integer"}}
 #: Checked by hand: pydantic would try its alternatives on every one of a million token ids.
@@ -31,6 +31,7 @@ class KindRequest(ApiRequest):
     user: str | None = None
     priority: int | None = None
     deadline: float | None = Field(default=None, description="Seconds; not a job's end after it")
+    callback_url: str | None = Field(default=None, description=CALLBACK)
 
 
 class EncoderRequest(KindRequest):
@@ -38,6 +39,7 @@ class EncoderRequest(KindRequest):
 
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
     truncation_side: Literal["left", "right"] = "right"
+    metadata: dict[str, Any] | None = None
 
 
 class EmbeddingRequest(EncoderRequest):

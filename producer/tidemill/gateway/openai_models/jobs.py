@@ -4,12 +4,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Base64Bytes, Field, WithJsonSchema, model_validator
 
-from tidemill.gateway.openai_models.base import ApiRequest, ApiResponse
+from tidemill.gateway.openai_models.base import CALLBACK, ApiRequest, ApiResponse
 from tidemill.gateway.openai_models.embeddings import KindRequest
 from tidemill.gateway.openai_models.sampling import Usage
 from tidemill.gateway.openai_models.streaming import EVENTS
 
 Kind = Literal["generate", "embed", "score", "transcribe"]
+JobStateName = Literal[
+    "delayed", "queued", "running", "done", "failed", "cancelled", "expired", "dead"
+]
 
 
 class JobRequest(ApiRequest):
@@ -27,7 +30,7 @@ class JobRequest(ApiRequest):
     stall_timeout: float | None = Field(default=None, description="Longest wait for a token")
     max_retries: int | None = None
     batch: str | None = None
-    callback_url: str | None = None
+    callback_url: str | None = Field(default=None, description=CALLBACK)
     metadata: dict[str, Any] | None = None
 
     @model_validator(mode="after")
@@ -70,6 +73,20 @@ class JobObject(ApiResponse):
     error: str | None = None
     batch: str | None = None
     parent: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class JobList(ApiResponse):
+    """A page of jobs, the newest first.
+
+    The next one is `after` the `last_id`; with a filter a page may have fewer jobs than asked for.
+    """
+
+    object: Literal["list"] = "list"
+    data: list[JobObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class SubmittedJob(JobObject):

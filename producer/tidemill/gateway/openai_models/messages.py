@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tidemill.gateway.openai_models.base import ApiRequest, ApiResponse
+from tidemill.gateway.openai_models.base import CALLBACK, ApiRequest, ApiResponse
 from tidemill.gateway.openai_models.chat import MessagesField
 from tidemill.gateway.openai_models.sampling import Seed
 
@@ -34,6 +34,7 @@ class MessagesRequest(CountedRequest):
     priority: int | None = None
     deadline: float | None = None
     cache_salt: str | None = None
+    callback_url: str | None = Field(default=None, description=CALLBACK)
 
 
 class MessageUsage(ApiResponse):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tidemill.gateway.openai_models.base import ApiRequest, ApiResponse
+from tidemill.gateway.openai_models.base import CALLBACK, ApiRequest, ApiResponse
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
@@ -69,6 +69,7 @@ class GenerationRequest(ApiRequest):
     priority: int | None = None
     deadline: float | None = Field(default=None, description="Seconds; not a job's end after it")
     cache_salt: str | None = None
+    callback_url: str | None = Field(default=None, description=CALLBACK)
     prompt_cache_key: str | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None

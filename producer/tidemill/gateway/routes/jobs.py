@@ -14,24 +14,28 @@ from tidemill.gateway.call import Call, CurrentCall
 from tidemill.gateway.disconnects import ClientGone, while_connected
 from tidemill.gateway.errors import CLIENT_GONE_STATUS
 from tidemill.gateway.job_requests import plan_job
-from tidemill.gateway.kind_plans import renamed
+from tidemill.gateway.jobs import renamed
 from tidemill.gateway.openai_models.jobs import (
     NOT_YET,
     STREAM,
+    JobList,
     JobObject,
     JobRequest,
     JobResult,
+    JobStateName,
     SubmittedJob,
 )
 from tidemill.gateway.shaping.jobs import (
     end_event,
     is_sealed,
+    job_list,
     job_object,
     job_result,
     submitted,
     token_event,
 )
 from tidemill.gateway.sse import EventStream
+from tidemill.job_list import DEFAULT_PAGE, MAX_PAGE
 from tidemill.protocol.errors import (
     InvalidRequest,
     JobCancelled,
@@ -52,12 +56,26 @@ MAX_WAIT_SECONDS = 300.0
 async def create_job(call: CurrentCall, body: JobRequest) -> Response:
     """Queue a job; it runs whether or not anybody follows it."""
     planned = await plan_job(call, body)
-    [job] = await call.producer.submit_many([planned.spec])
+    [job] = await call.submit_many([planned.spec])
     if isinstance(job, TidemillError):
+        call.account.settle_nothing()
         raise renamed(job, 0, planned.name_of)
     answer = json_response(submitted(await job.status(), job))
     answer.status_code = 202
     return answer
+
+
+@router.get("/v1/jobs", response_model=JobList)
+async def list_jobs(
+    call: CurrentCall,
+    status: Annotated[list[JobStateName] | None, Query()] = None,
+    batch: str | None = None,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+) -> Response:
+    """List jobs, the newest first; go on behind `last_id` while `has_more`."""
+    page = await call.producer.job_page(state=status, batch=batch, after=after, limit=limit)
+    return json_response(job_list(page))
 
 
 @router.get("/v1/jobs/{job_id}", response_model=JobObject)

@@ -8,6 +8,7 @@ from tidemill._follow import Chunk
 from tidemill._reads import SEAL, JobStatus
 from tidemill.async_job import AsyncJob
 from tidemill.gateway.shaping.envelope import usage_of
+from tidemill.job_list import JobPage
 from tidemill.protocol.messages import JobEnd
 from tidemill.protocol.outcomes import Outcome
 from tidemill.protocol.states import JobState
@@ -36,6 +37,18 @@ def job_object(status: JobStatus) -> dict[str, Any]:
         "error": status.error,
         "batch": status.batch,
         "parent": status.parent,
+        "metadata": status.metadata or None,
+    }
+
+
+def job_list(page: JobPage) -> dict[str, Any]:
+    """Return a page of jobs."""
+    return {
+        "object": "list",
+        "data": [job_object(status) for status in page.jobs],
+        "first_id": page.jobs[0].job_id if page.jobs else None,
+        "last_id": page.last_id,
+        "has_more": page.has_more,
     }
 
 

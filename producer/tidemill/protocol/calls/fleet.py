@@ -201,6 +201,7 @@ def drop_letter(keys: ShardKeys, ref: JobRef, *, entry_id: str, with_job: bool) 
             keys.ended,
             keys.counters,
             keys.idempotency(ref.tenant, ref.idempotency_key),
+            keys.jobs(ref.tenant),
         ),
         (entry_id, ref.job_id, int(with_job)),
         bool,
@@ -213,18 +214,27 @@ def retire(keys: ShardKeys, queue: str) -> Call[bool]:
 
 
 def job_of(member: str) -> str:
-    """Return the id of the job that a member of the ``ended`` index, ``<bytes> <id>``, names."""
-    return member.partition(" ")[2]
+    """Return the id of the job that a member of the ``ended`` index names.
+
+    A member is ``<bytes> <id> <tenant>``.
+    """
+    return member.partition(" ")[2].partition(" ")[0]
+
+
+def tenant_of(member: str) -> str:
+    """Return the tenant that a member of the ``ended`` index names; the job may be gone."""
+    return member.rpartition(" ")[2]
 
 
 def trim(keys: ShardKeys, members: Sequence[tuple[str, JobRef]]) -> Call[int]:
     """Forget ended jobs, members of the ``ended`` index, 128 at most; returns how many."""
     names = [keys.ended, keys.counters]
-    for _, ref in members:
+    for member, ref in members:
         names += [
             keys.job(ref.job_id),
             keys.token_log(ref.job_id),
             keys.idempotency(ref.tenant, ref.idempotency_key),
+            keys.jobs(tenant_of(member)),
         ]
     return Call("trim", tuple(names), tuple(member for member, _ in members), int)
 

@@ -1,6 +1,7 @@
 """Calls by which jobs come in."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,7 @@ def _submit_keys(keys: ShardKeys, job: NewJob) -> tuple[str, ...]:
         keys.batch(request.tenant, terms.batch),
         keys.batch_members(request.tenant, terms.batch),
         keys.libraries,
+        keys.jobs(request.tenant),
     )
 
 
@@ -146,7 +148,15 @@ def _submit_args(keys: ShardKeys, job: NewJob) -> tuple[Field, ...]:
         job.hint_depth,
         terms.callback_url,
         _num_outputs(request),
+        metadata_text(terms.metadata),
     )
+
+
+def metadata_text(metadata: Mapping[str, str]) -> str:
+    """Return metadata as it is stored: JSON, empty if there is none."""
+    if not metadata:
+        return ""
+    return json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))
 
 
 def _num_outputs(request: Request) -> int:

@@ -14,7 +14,7 @@
 -- at attempts, cl fence of the last attempt that its worker read, cn n at the dispatch, cr crashes
 -- since the last new token, w worker, req request, h routing key, g how many hashes of it stand for
 -- a prefix id, cost prompt tokens, mt bound on output tokens, tk tokens counted against quotas, eid pointer's entry id, ik idempotency key, salt, res result, err last
--- error, bid batch, par parent, wh callback URL, dl/qdl deadline of the job / of its first dispatch (ms, 0 none),
+-- error, bid batch, par parent, wh callback URL, meta metadata (JSON), dl/qdl deadline of the job / of its first dispatch (ms, 0 none),
 -- sm stall timeout (ms, 0 none), mx/rt retries allowed / used, tp last token (ms),
 -- ts/td/tf/te submitted, dispatched, first token, ended (ms).
 
@@ -63,6 +63,24 @@ local function count_queued(cnt, tenant, tokens, by)
   count(cnt, 'qt:' .. tenant, by * number(tokens))
 end
 
+-- Whether a job is a line of a batch object, which is told and listed in place of its lines.
+local function is_batch_line(batch, idem_key)
+  if not batch or batch == '' or not idem_key then return false end
+  return string.sub(idem_key, 1, #batch + 1) == batch .. ':'
+end
+
+-- The pairs whose value is not '' or 0: most jobs lack most of them, and each takes some 40 bytes.
+local function without_defaults(...)
+  local fields, kept = {...}, {}
+  for i = 1, #fields, 2 do
+    if fields[i + 1] ~= '' and fields[i + 1] ~= 0 then
+      kept[#kept + 1] = fields[i]
+      kept[#kept + 1] = fields[i + 1]
+    end
+  end
+  return kept
+end
+
 -- Says that this version of the library is in use; the leader drops those that nobody uses.
 local function announce(lib, t)
   local known = redis.call('ZSCORE', lib, 'tmN')
@@ -72,12 +90,12 @@ end
 
 local function load_job(job)
   local v = redis.call('HMGET', job, 'st', 'n', 'f', 'w', 'tn', 'tk', 'bid', 'eid', 'at', 'cn',
-    'cl', 'mx', 'rt', 'dl', 'qdl', 'sm', 'td', 'tp', 'ik', 'wh')
+    'cl', 'mx', 'rt', 'dl', 'qdl', 'sm', 'td', 'tp', 'ik', 'wh', 'meta')
   if v[1] and not tonumber(v[2] or nil) then v[2] = '0' end
   return {st = v[1], n = v[2], f = v[3], w = v[4], tn = v[5] or v[1] and 'default', tk = v[6], bid = v[7], eid = v[8],
     at = v[9], cn = v[10], cl = v[11], mx = number(v[12]), rt = number(v[13]), dl = number(v[14]),
     qdl = number(v[15]), sm = number(v[16]), td = number(v[17]), tp = number(v[18]), ik = v[19],
-    wh = v[20] or ''}
+    wh = v[20] or '', meta = v[21] or ''}
 end
 
 -- Adds the pointer of a job to its ingress stream and returns the entry's id; v = {routing key,

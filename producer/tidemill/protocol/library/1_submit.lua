@@ -65,33 +65,39 @@ local function refill(have, per_minute, elapsed)
   return math.min(per_minute, (tonumber(have or nil) or per_minute) + per_minute * elapsed / 60000)
 end
 
--- Takes one request and its tokens from the tenant's buckets; else says for how long they lack.
-local function take_rate(rl, limits, tokens, t)
-  if not (limits.rpm or limits.tpm) then return nil end
+-- Takes requests and their tokens from a tenant's or a key's buckets, or gives tokens back (tokens
+-- < 0); else says for how long they lack.  -> refusal or nil, {r, t} what is left then
+local function take_rate(rl, limits, requests, tokens, t)
+  if not (limits.rpm or limits.tpm) then return nil, {} end
   local v = redis.call('HMGET', rl, 'r', 't', 'at')
   local elapsed = math.max(0, t - (tonumber(v[3] or nil) or t))
-  local values, wait, which, full = {'at', t}, 0, '', 1
+  local values, wait, which, full, rest = {'at', t}, 0, '', 1, {}
   local function take(field, have, per_minute, need, name)
     if not per_minute then return end
+    rest[field] = 0
     if per_minute <= 0 then
       wait, which = MAX_RETRY_MS, name .. ' 0'
       return
     end
     local left = refill(have, per_minute, elapsed)
-    local lack = math.min(need, per_minute) - left
+    rest[field] = left
+    local lack = need < 0 and 0 or math.min(need, per_minute) - left
     if lack > 0 and lack * 60000 / per_minute > wait then
       wait, which = math.ceil(lack * 60000 / per_minute), name .. ' ' .. per_minute
     end
-    full = math.max(full, math.ceil((per_minute - left + need) * 60000 / per_minute))
+    left = math.min(per_minute, left - need)
+    full = math.max(full, math.ceil((per_minute - left) * 60000 / per_minute))
     values[#values + 1] = field
-    values[#values + 1] = string.format('%.4f', left - need)
+    values[#values + 1] = string.format('%.4f', left)
   end
-  take('r', v[1], limits.rpm, 1, 'rpm')
+  take('r', v[1], limits.rpm, requests, 'rpm')
   take('t', v[2], limits.tpm, tokens, 'tpm')
-  if wait > 0 then return 'RATELIMITED ' .. which .. ' ' .. wait end
+  if wait > 0 then return 'RATELIMITED ' .. which .. ' ' .. wait, rest end
+  for i = 3, #values, 2 do rest[values[i]] = tonumber(values[i + 1]) end
   redis.call('HSET', rl, unpack(values))
   -- A bucket that is full again says nothing; one in debt must not be forgotten before.
   redis.call('PEXPIRE', rl, full)
+  return nil, rest
 end
 
 -- The mean work of a job of the class at v[at], else of any class; nil if no job is known.
@@ -131,22 +137,10 @@ local function join_batch(batch, members, id)
   redis.call('SADD', members, id)
 end
 
--- The pairs whose value is not '' or 0: most jobs lack most of them, and each takes some 40 bytes.
-local function without_defaults(...)
-  local fields, kept = {...}, {}
-  for i = 1, #fields, 2 do
-    if fields[i + 1] ~= '' and fields[i + 1] ~= 0 then
-      kept[#kept + 1] = fields[i]
-      kept[#kept + 1] = fields[i + 1]
-    end
-  end
-  return kept
-end
-
--- KEYS job in act idem cnt salt cfg thr rl dly due batch members lib
+-- KEYS job in act idem cnt salt cfg thr rl dly due batch members lib jobs
 -- ARGV id tenant queue model priority request routing_key cost tokens body_sha max_queued idem_key
 --      bell v delay_ms not_before_ms deadline_ms max_queue_ms stall_ms max_retries batch parent
---      max_output hint_depth callback_url num_outputs
+--      max_output hint_depth callback_url num_outputs metadata
 -- -> {1, id, level, run_id, wait_ms} created | {0, id, level, run_id, -1} existed already
 -- errors CONFLICT id, NOSALT, BATCHCLOSED, QUEUEFULL what used retry_ms,
 --        RATELIMITED what limit retry_ms
@@ -169,9 +163,9 @@ local function submit(K, A)
   end
   local t, limits = now(), limits_of(K[7], A[2])
   limits.jobs = limits.jobs or tonumber(A[11])
-  local tokens, counts = number(A[9]), read_counts(K[5], A[2])
-  local refusal = lacks_room(counts, measured, limits, #A[6], tokens)
-    or take_rate(K[9], limits, tokens, t)
+  local tokens, counts, bytes = number(A[9]), read_counts(K[5], A[2]), #A[6] + #A[27]
+  local refusal = lacks_room(counts, measured, limits, bytes, tokens)
+    or take_rate(K[9], limits, 1, tokens, t)
   if refusal then return redis.error_reply(refusal) end
 
   local function after(ms) return number(ms) == 0 and 0 or t + number(ms) end
@@ -195,11 +189,12 @@ local function submit(K, A)
     'at', 0, 'cn', 0, 'cr', 0, 'w', '', 'eid', entry, 'mx', A[20], 'ts', t,
     unpack(without_defaults('bid', A[21], 'par', A[22], 'dl', v.dl, 'qdl', v.qdl, 'sm', v.sm,
       'mt', number(A[23]), 'g', number(A[24]), 'wh', A[25],
-      'ns', number(A[26]))))
+      'ns', number(A[26]), 'meta', A[27])))
   local due = next_due(v)
   if due ~= 0 then redis.call('ZADD', K[11], due, A[1]) end
-  count_new(K[5], A[2], counts, #A[6], tokens)
+  count_new(K[5], A[2], counts, bytes, tokens)
   if A[21] ~= '' then join_batch(K[12], K[13], A[1]) end
+  if not is_batch_line(A[21], A[12]) then redis.call('ZADD', K[15], 0, A[1]) end
   announce(K[14], t)
   return {1, A[1], level, run_id, wait}
 end
@@ -209,8 +204,8 @@ end
 -- KEYS as submit, sche front   ARGV as submit, epoch entry
 -- -> as submit | {-1} there is no such entry; errors as submit, EPOCH
 local function admit(K, A)
-  if redis.call('GET', K[15]) ~= A[27] then return redis.error_reply('EPOCH') end
-  if #redis.call('XRANGE', K[16], A[28], A[28]) == 0 then return {-1} end
+  if redis.call('GET', K[16]) ~= A[28] then return redis.error_reply('EPOCH') end
+  if #redis.call('XRANGE', K[17], A[29], A[29]) == 0 then return {-1} end
   return submit(K, A)
 end
 

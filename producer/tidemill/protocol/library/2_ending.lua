@@ -2,13 +2,20 @@
 -- K[1..16] = job out run dly due cnt idem ended dead batch members cfg back thr ev wh
 local NUM_ENDING_KEYS = 16
 
--- What an ended job takes besides its request and its stored result: fields, and its token log.
-local BYTES_PER_JOB = 400
+-- What an ended job takes besides its texts and its stored result: fields, its token log, its place
+-- in the indexes.
+local BYTES_PER_JOB = 500
 local BYTES_PER_TOKEN = 8
 
--- What an ended job keeps of the server's memory, the same as long as it is known.
-local function kept_bytes(request_bytes, result_bytes, num_tokens)
-  return BYTES_PER_JOB + request_bytes + result_bytes + BYTES_PER_TOKEN * number(num_tokens)
+-- What an ended job keeps of the server's memory, the same as long as it is known; texts are its
+-- request, if that is kept, and its metadata.
+local function kept_bytes(text_bytes, result_bytes, num_tokens)
+  return BYTES_PER_JOB + text_bytes + result_bytes + BYTES_PER_TOKEN * number(num_tokens)
+end
+
+-- Its place in the index of ended jobs.
+local function ended_member(bytes, id, tenant)
+  return bytes .. ' ' .. id .. ' ' .. tenant
 end
 
 -- Takes a job that ends off the index of its state; its pointer is the caller's.
@@ -40,16 +47,13 @@ local function tell(K, id, v, e, t)
   redis.call('PEXPIRE', K[13], e.back_ttl)
 end
 
--- Whether a job is a line of a batch object, whose end is told in place of its lines' ends.
-local function is_batch_line(v)
-  if not v.bid or v.bid == '' or not v.ik then return false end
-  return string.sub(v.ik, 1, #v.bid + 1) == v.bid .. ':'
-end
-
--- One entry in the outbox of webhooks, if anybody wants to hear of the job.
+-- One entry in the outbox of webhooks, if anybody wants to hear of the job; of a line of a batch
+-- object nobody does but its own callback.
 local function tell_webhooks(K, id, v, e, t)
-  if v.wh == '' and is_batch_line(v) then return end
-  put_event(K[15], K[16], v.wh, {'j', id, 's', e.state, 'r', e.reason, 'tn', v.tn, 't', t})
+  local is_line = is_batch_line(v.bid, v.ik)
+  if v.wh == '' and is_line then return end
+  put_event(K[15], K[16], v.wh, {'j', id, 's', e.state, 'r', e.reason, 'tn', v.tn, 't', t,
+    unpack(without_defaults('m', v.meta, 'l', is_line and 1 or 0))})
 end
 
 -- Ends a job for good: seals the token log, so that no later write to it can succeed, takes the job
@@ -63,7 +67,7 @@ local function seal(K, id, v, e)
   else redis.call('XADD', K[2], entry, 's', e.start, 'd', e.chunk, 'e', e.ending) end
   leave(K, id, v)
   local request_bytes = redis.call('HSTRLEN', K[1], 'req')
-  count(K[6], 'qb', -request_bytes)
+  count(K[6], 'qb', -request_bytes - #v.meta)
   if e.result == '' then redis.call('HSET', K[1], 'st', e.state, 'n', e.n, 'te', t)
   else redis.call('HSET', K[1], 'st', e.state, 'n', e.n, 'te', t, 'res', e.result) end
   -- A dead job keeps its request, for whoever requeues it.
@@ -71,15 +75,15 @@ local function seal(K, id, v, e)
   redis.call('PEXPIRE', K[2], e.log_ttl)
   redis.call('PEXPIRE', K[1], e.job_ttl)
   if v.ik and v.ik ~= '' then redis.call('PEXPIRE', K[7], e.job_ttl) end
-  local bytes = kept_bytes(e.state == 'dead' and request_bytes or 0, #e.result, e.n)
-  if redis.call('ZADD', K[8], t + e.job_ttl, bytes .. ' ' .. id) == 1 then
+  local bytes = kept_bytes((e.state == 'dead' and request_bytes or 0) + #v.meta, #e.result, e.n)
+  if redis.call('ZADD', K[8], t + e.job_ttl, ended_member(bytes, id, v.tn)) == 1 then
     count(K[6], 'rb', bytes)
   end
   redis.call('HINCRBY', K[14], 'e', 1)
   if e.is_work then
     redis.call('HINCRBY', K[14], 'j', 1)
     redis.call('HINCRBY', K[14], 't', number(v.tk))
-    redis.call('HINCRBY', K[14], 'b', request_bytes)
+    redis.call('HINCRBY', K[14], 'b', request_bytes + #v.meta)
   end
   leave_batch(K, id, v, e.state)
   tell(K, id, v, e, t)

@@ -143,37 +143,42 @@ local function retire(K, A)
 end
 
 -- Deletes what is left of an ended job, and its idempotency key unless another job has it now.
-local function forget(job, out, idem, id)
+local function forget(job, out, idem, jobs, id)
   redis.call('DEL', job, out)
+  redis.call('ZREM', jobs, id)
   local known = redis.call('GET', idem)
   if known and string.match(known, ' (%S+)$') == id then redis.call('DEL', idem) end
 end
 
 -- Forgets ended jobs before their time, or settles the account of those whose time is over.
--- KEYS ended cnt, then per member: job out idem   ARGV members ("<bytes> <id>")   -> how many
+-- KEYS ended cnt, then per member: job out idem jobs
+-- ARGV members ("<bytes> <id> <tenant>")   -> how many
 local function trim(K, A)
   local num = 0
   for i = 1, #A do
     if redis.call('ZREM', K[1], A[i]) == 1 then
       num = num + 1
-      local bytes, id = string.match(A[i], '^(%d+) (%S+)$')
+      local bytes, id = string.match(A[i], '^(%d+) (%S+)')
       count(K[2], 'rb', -tonumber(bytes))
-      local state = redis.call('HGET', K[3 * i], 'st')
-      if not state or TERMINAL[state] then forget(K[3 * i], K[3 * i + 1], K[3 * i + 2], id) end
+      local state = redis.call('HGET', K[4 * i - 1], 'st')
+      if not state or TERMINAL[state] then
+        forget(K[4 * i - 1], K[4 * i], K[4 * i + 1], K[4 * i + 2], id)
+      end
     end
   end
   return num
 end
 
 -- Takes a letter off the dead letters, with its job if that is given up (drop = 1).
--- KEYS dead job out ended cnt idem   ARGV entry job_id drop   -> 1 | 0 was not there
+-- KEYS dead job out ended cnt idem jobs   ARGV entry job_id drop   -> 1 | 0 was not there
 local function drop_letter(K, A)
   local gone = redis.call('XDEL', K[1], A[1])
   if gone == 1 and A[3] == '1' and redis.call('HGET', K[2], 'st') == 'dead' then
-    local bytes = kept_bytes(redis.call('HSTRLEN', K[2], 'req'), redis.call('HSTRLEN', K[2], 'res'),
-      redis.call('HGET', K[2], 'n'))
-    if redis.call('ZREM', K[4], bytes .. ' ' .. A[2]) == 1 then count(K[5], 'rb', -bytes) end
-    forget(K[2], K[3], K[6], A[2])
+    local texts = redis.call('HSTRLEN', K[2], 'req') + redis.call('HSTRLEN', K[2], 'meta')
+    local bytes = kept_bytes(texts, redis.call('HSTRLEN', K[2], 'res'), redis.call('HGET', K[2], 'n'))
+    local member = ended_member(bytes, A[2], redis.call('HGET', K[2], 'tn') or 'default')
+    if redis.call('ZREM', K[4], member) == 1 then count(K[5], 'rb', -bytes) end
+    forget(K[2], K[3], K[6], K[7], A[2])
   end
   return gone
 end

@@ -1,8 +1,12 @@
--- Takes one request from what an API key may submit in a minute.
--- KEYS bucket   ARGV requests per minute   -> 0 taken | how many ms to wait for it
+-- Takes requests and tokens from what an API key may submit in a minute; tokens < 0 come back.
+-- KEYS bucket   ARGV requests and tokens per minute ('' no bound), requests, tokens
+-- -> {0 taken | how many ms to wait, 'rpm' | 'tpm' | '' what lacks, requests left, tokens left}, of
+--    what has no bound -1
 local function charge_key(K, A)
-  local refusal = take_rate(K[1], {rpm = number(A[1])}, 0, now())
-  return refusal and tonumber(string.match(refusal, '(%d+)$')) or 0
+  local limits = {rpm = tonumber(A[1]), tpm = tonumber(A[2])}
+  local refusal, rest = take_rate(K[1], limits, number(A[3]), number(A[4]), now())
+  local which, wait = string.match(refusal or '', '^RATELIMITED (%S+) %S+ (%d+)$')
+  return {number(wait), which or '', math.floor(rest.r or -1), math.floor(rest.t or -1)}
 end
 
 -- Keeps when a key was used, if it is still there.

@@ -53,7 +53,7 @@ def read_damage(client: redis.Redis, keys: ShardKeys) -> Damage:
 
 
 def kept_bytes(member: bytes) -> int | None:
-    """Return the size in a member ``<bytes> <job id>`` of the ended jobs; None for others."""
+    """Return the size in a member ``<bytes> <job> <tenant>`` of the ended jobs, None in others."""
     size, space, _ = member.partition(b" ")
     return stored_number(size) if size and space else None
 
@@ -78,7 +78,7 @@ def check_damage(keys: ShardKeys, damage: Damage) -> list[Finding]:
             "damaged ended jobs",
             damage.ended,
             Level.FAILURE,
-            f"They are not `<bytes> <job id>`: take each off with ZREM {keys.ended} MEMBER.",
+            f"They are not `<bytes> <job> <tenant>`: take each off with ZREM {keys.ended} MEMBER.",
         ),
         _judge(
             "settings",
