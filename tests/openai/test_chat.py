@@ -119,7 +119,7 @@ def test_published_templates_render_conversations_with_tools(path: Path) -> None
 
 
 def job(tokenizer: Tokenizer, **given: Any) -> ChatJob:
-    return chat_job(tokenizer, MESSAGES, tools=TOOLS, **given)
+    return chat_job(tokenizer, MESSAGES, **{"tools": TOOLS, **given})
 
 
 def parsed(made: ChatJob, text: str) -> Delta:
@@ -159,6 +159,20 @@ def test_a_forced_call_is_a_constraint(tokenizer: Tokenizer, choice: object) -> 
     )
     told = parsed(made, '[{"name": "get_weather", "arguments": {"city": "Rome"}}]')
     assert [call.arguments for call in told.tool_calls] == ['{"city": "Rome"}']
+
+
+def test_of_several_tools_only_those_that_are_allowed_are_called(tokenizer: Tokenizer) -> None:
+    tools = [*TOOLS, {"type": "function", "function": {"name": "get_time"}}]
+
+    def made(mode: str) -> ChatJob:
+        allowed = {"mode": mode, "tools": TOOLS}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        return job(tokenizer, tools=tools, tool_choice=choice)
+
+    assert made("auto") == job(tokenizer)
+    required = made("required")
+    assert required.structured == job(tokenizer, tool_choice="required").structured
+    assert "get_time" in required.prompt
 
 
 def test_a_form_of_texts_does_not_matter_to_a_call_that_is_forced(tokenizer: Tokenizer) -> None:
@@ -210,6 +224,30 @@ def deep_schema(levels: int) -> dict[str, Any]:
         (
             {"tools": TOOLS, "tool_choice": {"function": {"name": "other"}}},
             "tool_choice: 'other' is none of the tools",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}},
+            "tool_choice: the mode of allowed tools is neither auto nor required",
+        ),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "other"}}]},
+                },
+            },
+            "tool_choice: 'other' is none of the tools",
+        ),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": []},
+                },
+            },
+            "tool_choice: there are no allowed tools",
         ),
     ],
 )

@@ -75,6 +75,13 @@ def test_tools_choices_and_forms_have_the_shape_of_chats() -> None:
     assert tool["function"] == {"name": "lamp", "parameters": {"type": "object"}, "strict": True}
     named = {"type": "function", "function": {"name": "lamp"}}
     assert chat_tool_choice({"type": "function", "name": "lamp"}) == named
+    some = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "lamp"}],
+    }
+    told = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
+    assert chat_tool_choice(some) == told
     assert chat_tool_choice("required") == "required" and chat_tool_choice(None) is None
     form = {"type": "json_schema", "name": "a", "schema": {}, "strict": False}
     named = {"name": "a", "schema": {}, "strict": False}

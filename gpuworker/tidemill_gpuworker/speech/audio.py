@@ -39,11 +39,16 @@ def decode_audio(data: bytes) -> Samples:
             rate = int(file.samplerate)
     except (soundfile.SoundFileError, ZeroDivisionError) as error:
         raise InvalidRequest(
-            f"audio: it cannot be decoded: {error}",
+            f"audio: it cannot be decoded: {_reason(error)}",
             field="audio",
             fix="Send a whole WAV, FLAC, MP3 or Ogg file.",
         ) from error
     return resample(channels.mean(axis=1), rate)
+
+
+def _reason(error: Exception) -> str:
+    # Its message begins with the file, which here is an object in memory.
+    return str(getattr(error, "error_string", error)).rstrip(".")
 
 
 def resample(samples: Samples, rate: int) -> Samples:

@@ -21,6 +21,7 @@ RULES: Mapping[tuple[str, str], KeyScope] = {
     ("POST", "/v1/completions"): _SUBMIT,
     ("POST", "/v1/chat/completions"): _SUBMIT,
     ("POST", "/v1/responses"): _SUBMIT,
+    ("POST", "/v1/responses/input_tokens"): _READ,
     ("GET", "/v1/responses/{response_id}"): _READ,
     ("GET", "/v1/responses/{response_id}/input_items"): _READ,
     ("POST", "/v1/responses/{response_id}/cancel"): _CANCEL,

@@ -108,6 +108,12 @@ async def create_response(call: Call, body: ResponseRequest) -> Response:
     return json_response(_succeeded(call, job.id, run, told))
 
 
+async def count_tokens(call: Call, body: ResponseRequest) -> int:
+    """Return the length of the prompt that a request comes to; raises ``InvalidRequest``."""
+    plan = await plan_response(call, body, await conversation_of(call, body))
+    return len(plan.style.prompt_ids)
+
+
 async def retrieve_response(call: Call, given: str) -> Response:
     """Tell a response again, as far as it is."""
     job_id, record, status = await found(call, given)

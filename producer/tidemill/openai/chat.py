@@ -117,8 +117,10 @@ def chat_job(
     """
     known = parse_tools(tools)
     choice = parse_tool_choice(tool_choice, known)
-    # A tool that cannot be called is not worth its tokens; the others tell what the named one is.
-    offered = [] if choice.mode is CallMode.NONE else [tool.as_function() for tool in known]
+    # A tool that cannot be called is not worth its tokens, but beside the forced ones the others
+    # tell what those are for.
+    seen = known if choice.mode is CallMode.FORCED else choice.tools
+    offered = [tool.as_function() for tool in seen]
     prompt = tokenizer.apply_chat_template(
         template_messages(messages),
         add_generation_prompt,

@@ -65,9 +65,13 @@ def chat_tool_choice(choice: object) -> str | dict[str, Any] | None:
     if choice is None or isinstance(choice, str):
         return choice
     kind = choice.get("type") if isinstance(choice, Mapping) else None
-    if not isinstance(choice, Mapping) or kind != "function":
-        raise _wrong("tool_choice", f"a choice of type {str(kind)[:40]!r} is not supported here")
-    return {"type": "function", "function": {"name": choice.get("name")}}
+    if isinstance(choice, Mapping) and kind == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if isinstance(choice, Mapping) and kind == "allowed_tools":
+        listed = choice.get("tools")
+        tools = [chat_tool_choice(tool) for tool in listed] if isinstance(listed, list) else listed
+        return {"type": kind, kind: {"mode": choice.get("mode"), "tools": tools}}
+    raise _wrong("tool_choice", f"a choice of type {str(kind)[:40]!r} is not supported here")
 
 
 def response_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:

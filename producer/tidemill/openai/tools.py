@@ -81,11 +81,27 @@ def parse_tool_choice(choice: object, tools: Sequence[Tool]) -> ToolChoice:
         return ToolChoice(CallMode.AUTO, tuple(tools))
     if choice == "required":
         return ToolChoice(CallMode.FORCED, tuple(tools))
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        return _allowed(choice.get("allowed_tools"), tools)
     name = _chosen_name(choice)
     chosen = tuple(tool for tool in tools if tool.name == name)
     if not chosen:
         raise _bad_choice(f"{name[:64]!r} is none of the tools")
     return ToolChoice(CallMode.FORCED, chosen, is_named=True)
+
+
+def _allowed(allowed: object, tools: Sequence[Tool]) -> ToolChoice:
+    """Those tools that may be called."""
+    if not isinstance(allowed, Mapping) or allowed.get("mode") not in ("auto", "required"):
+        raise _bad_choice("the mode of allowed tools is neither auto nor required")
+    listed = allowed.get("tools")
+    if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed:
+        raise _bad_choice("there are no allowed tools")
+    names = [_chosen_name(tool) for tool in listed]
+    unknown = set(names) - {tool.name for tool in tools}
+    if unknown:
+        raise _bad_choice(f"{min(unknown)[:64]!r} is none of the tools")
+    return parse_tool_choice(allowed["mode"], [tool for tool in tools if tool.name in names])
 
 
 def _parse_tool(tool: object, field: str) -> Tool:
@@ -120,7 +136,7 @@ def _chosen_name(choice: object) -> str:
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
-        raise _bad_choice("it is none of auto, none, required and a function")
+        raise _bad_choice("it is none of auto, none, required, a function and allowed tools")
     return name
 
 

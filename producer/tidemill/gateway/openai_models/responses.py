@@ -6,6 +6,7 @@ from pydantic import Field, WithJsonSchema
 
 from tidemill.gateway.openai_models.base import ApiRequest, ApiResponse
 from tidemill.gateway.openai_models.sampling import Seed
+from tidemill.gateway.openai_models.streaming import EVENTS
 
 #: Checked where the conversation is made, which names the item and field that is wrong.
 InputField = Annotated[
@@ -63,6 +64,13 @@ class ResponseRequest(ApiRequest):
     deadline: float | None = Field(default=None, description="Seconds; not a job's end after it")
     cache_salt: str | None = None
     callback_url: str | None = None
+
+
+class InputTokenCount(ApiResponse):
+    """Tokens that the model would read."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 class ResponseError(ApiResponse):
@@ -150,6 +158,6 @@ STREAM_OR_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The response or, with `stream`, server-sent events from"
         " `response.created` to `response.completed`, `.incomplete` or `.failed`",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": EVENTS,
     }
 }

@@ -13,12 +13,14 @@ from tidemill.gateway.checks import refuse
 from tidemill.gateway.openai_models.responses import (
     STREAM_OR_RESPONSE,
     DeletedResponse,
+    InputTokenCount,
     ItemList,
     ResponseObject,
     ResponseRequest,
 )
 from tidemill.gateway.responding import (
     cancel_response,
+    count_tokens,
     create_response,
     delete_response,
     found,
@@ -36,6 +38,12 @@ _DEFAULT_ITEMS, _MAX_ITEMS = 20, 100
 async def create(call: CurrentCall, body: ResponseRequest) -> Response:
     """Continue a conversation."""
     return await create_response(call, body)
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(call: CurrentCall, body: ResponseRequest) -> InputTokenCount:
+    """Count the tokens that a response to this would read; nothing is queued."""
+    return InputTokenCount(input_tokens=await count_tokens(call, body))
 
 
 @router.get(
