@@ -65,7 +65,8 @@ def main() -> None:
                 print(f"{row['id']}: failed: {answer.one_line()}")
             else:
                 print(f"{row['id']}: {' '.join(answer.text.split())} ({answer.job_id})")
-    print(f"-- {failed} failed; run it again and they alone are tried again")
+    if failed:
+        print(f"-- {failed} failed; run it again, and they alone are tried again")
 
 
 if __name__ == "__main__":

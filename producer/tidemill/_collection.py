@@ -45,8 +45,9 @@ class Collection(Generic[H]):
         self._size = size
         self._waiting: list[_Entry] = []
         self._group: list[_Entry] = []
-        #: The jobs of the group: their ids are chosen once, so that none is queued twice.
-        self._made: list[Made] = []
+        #: The jobs of the group, once they were made, some of which may be queued: their ids are
+        #: chosen once, so that none is queued twice.
+        self.made: list[Made] = []
         self._specs: list[JobSpec] = []
         self._outcomes: list[H | TidemillError | None] = []
 
@@ -87,15 +88,6 @@ class Collection(Generic[H]):
             self._group, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
         return [entry.spec for entry in self._group]
 
-    @property
-    def made(self) -> list[Made]:
-        """The jobs of the group, if they were made: some of them may be queued."""
-        return self._made
-
-    @made.setter
-    def made(self, made: list[Made]) -> None:
-        self._made = made
-
     def take(
         self, receipts: Sequence[Receipt | TidemillError], handle: Callable[[Receipt], H]
     ) -> tuple[list[TidemillError], float]:
@@ -107,7 +99,7 @@ class Collection(Generic[H]):
         left: list[tuple[_Entry, Made]] = []
         refused: list[TidemillError] = []
         seconds = 0.0
-        for entry, job, receipt in zip(self._group, self._made, receipts, strict=True):
+        for entry, job, receipt in zip(self._group, self.made, receipts, strict=True):
             if isinstance(receipt, Receipt):
                 self._outcomes[entry.place] = handle(receipt)
             elif isinstance(receipt, Overloaded):
@@ -116,12 +108,12 @@ class Collection(Generic[H]):
             else:
                 self._outcomes[entry.place] = receipt
                 refused.append(receipt)
-        self._group, self._made = [entry for entry, _ in left], [job for _, job in left]
+        self._group, self.made = [entry for entry, _ in left], [job for _, job in left]
         return refused, seconds
 
     def unsure(self) -> list[NewJob]:
         """Return the jobs that may be queued or not, and that nobody could find again."""
-        pairs = zip(self._group, self._made, strict=False)
+        pairs = zip(self._group, self.made, strict=False)
         return [job for entry, job in pairs if isinstance(job, NewJob) and not entry.spec.has_key]
 
     def unkeyed_ids(self) -> list[str]:
@@ -135,7 +127,7 @@ class Collection(Generic[H]):
 
     def forget(self) -> None:
         """Let nothing wait any more."""
-        self._waiting, self._group, self._made = [], [], []
+        self._waiting, self._group, self.made = [], [], []
 
     def undone(self, counts: CancelCounts) -> str:
         """Say exactly what became of all jobs after those without a key were cancelled."""
@@ -148,7 +140,7 @@ class Collection(Generic[H]):
                 spec.has_key and not isinstance(outcome, TidemillError | None)
                 for spec, outcome in sent
             ),
-            "with an idempotency key perhaps in the queue": len(self._made) - len(self.unsure()),
+            "with an idempotency key perhaps in the queue": len(self.made) - len(self.unsure()),
         }
         told["never queued"] = len(self._specs) - sum(told.values())
         return f"batch: {len(self._specs)} jobs: {_listed(told)}"
@@ -158,7 +150,7 @@ class Collection(Generic[H]):
         told = {
             "queued": len(self.outcomes) - self._num_refused,
             "refused": self._num_refused,
-            "perhaps queued": len(self._made),
+            "perhaps queued": len(self.made),
         }
         told["not sent"] = len(self._specs) - sum(told.values())
         return (

@@ -2,10 +2,17 @@
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, TypeVar
 
 from tidemill._checks import shown
-from tidemill._request import JobOptions, JobSpec, Prompt, one_key_for_many
+from tidemill._request import (
+    MAX_IDEMPOTENCY_KEY_CHARS,
+    JobOptions,
+    JobSpec,
+    Prompt,
+    one_key_for_many,
+)
 from tidemill.protocol.errors import InvalidRequest, JobCancelled, JobFailed
 
 T = TypeVar("T")
@@ -60,7 +67,10 @@ class ItemReader:
         """
         if is_new or not self._gives_keys or not isinstance(outcome, JobFailed | JobCancelled):
             return None
-        return spec.with_options({"idempotency_key": f"{spec.idempotency_key}~{outcome.job_id}"})
+        key = f"{spec.idempotency_key}~{outcome.job_id}"
+        if len(key) > MAX_IDEMPOTENCY_KEY_CHARS:
+            key = sha256(key.encode()).hexdigest()
+        return spec.with_options({"idempotency_key": key})
 
     @property
     def _gives_keys(self) -> bool:

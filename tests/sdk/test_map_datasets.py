@@ -31,6 +31,7 @@ from tidemill import (
 )
 from tidemill._items import ItemReader
 from tidemill._link import Link
+from tidemill._request import MAX_IDEMPOTENCY_KEY_CHARS
 from tidemill._submitter import Submitter
 
 pytestmark = pytest.mark.usefixtures("redis_client")
@@ -292,7 +293,23 @@ def test_jobs_of_other_kinds_get_keys_and_one_of_their_own_stays() -> None:
     assert (spec.idempotency_key or "").startswith("run:")
     own = reader.spec(0, JobSpec([1], idempotency_key="mine"))
     assert own.idempotency_key == "mine"
-    assert reader.retry(own, JobCancelled("x", job_id="job_1"), is_new=True) is None
+    ended = JobCancelled("x", job_id="job_1")
+    assert reader.retry(own, ended, is_new=True) is None
+    again = reader.retry(own, ended, is_new=False)
+    assert again is not None
+    assert again.idempotency_key == "mine~job_1"
+
+
+def test_the_key_of_another_try_is_never_too_long() -> None:
+    reader = ItemReader({}, key_prefix="run")
+    ended = JobCancelled("x", job_id="job_1")
+    keys = {
+        again.idempotency_key
+        for letter in "ab"
+        if (again := reader.retry(JobSpec([1], idempotency_key=letter * 255), ended, is_new=False))
+    }
+    assert len(keys) == 2
+    assert all(len(key or "") <= MAX_IDEMPOTENCY_KEY_CHARS for key in keys)
 
 
 def test_a_map_in_which_nothing_happens_ends_after_its_timeout(
