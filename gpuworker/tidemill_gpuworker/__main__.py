@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from prometheus_client import REGISTRY, CollectorRegistry
+
 from tidemill.protocol.calls import RetryPause
 from tidemill.protocol.errors import ConfigError, ModelError, TidemillError
 from tidemill.service.config import load_config
@@ -25,6 +27,7 @@ from tidemill_gpuworker.engine.served_model import ServedModel
 from tidemill_gpuworker.loading.model_finder import find_model_dir
 from tidemill_gpuworker.options.command_line import parse_config
 from tidemill_gpuworker.options.worker_config import WorkerConfig
+from tidemill_gpuworker.shell.vllm_metrics import VllmMetrics
 from tidemill_gpuworker.shell.worker_process import ProcessConfig, WorkerProcess
 
 _log = logging.getLogger("tidemill_gpuworker")
@@ -65,7 +68,7 @@ def _serve(config: WorkerConfig) -> bool:
         if model.ranks is not None:
             open_files.callback(model.ranks.close)
         process = WorkerProcess(model, process_config(config))
-        with Drain() as drain, _metrics_endpoint(config, process):
+        with Drain() as drain, _metrics_endpoint(config, process, model):
             done = process.run(drain, on_ready=lambda: _announce(config, model))
     _log.info("worker %s has left", model.info.worker_id)
     return done
@@ -95,11 +98,19 @@ def process_config(config: WorkerConfig) -> ProcessConfig:
 
 
 @contextlib.contextmanager
-def _metrics_endpoint(config: WorkerConfig, process: WorkerProcess) -> Iterator[None]:
+def _metrics_endpoint(
+    config: WorkerConfig, process: WorkerProcess, model: ServedModel
+) -> Iterator[None]:
     if config.metrics_port is None:
         yield
         return
-    with MetricsServer(config.metrics_port, health=lambda: (process.is_healthy, {})) as server:
+    registries = [REGISTRY]
+    if config.vllm_metrics:
+        registries.append(CollectorRegistry())
+        registries[1].register(VllmMetrics(model.info.model))
+    with MetricsServer(
+        config.metrics_port, health=lambda: (process.is_healthy, {}), registries=registries
+    ) as server:
         _log.info("metrics on port %d", server.port)
         yield
 

@@ -44,7 +44,7 @@ class Comparison:
         heard = [tuple(entry[name].decode() for name in fields) for _, entry in told]
         assert heard == [(*entry[:3], str(entry[3])) for entry in self.model.told]
         hooked = [tuple(entry[name].decode() for name in fields[:3]) for _, entry in outbox]
-        assert hooked == [entry[:3] for entry in self.model.told]
+        assert hooked == self.model.hooked
         assert int(num_ended or 0) == self.model.num_ended
         assert listed or not pointers
         assert (a, b) == (self.model.commands["wkr_a"], self.model.commands["wkr_b"])

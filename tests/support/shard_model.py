@@ -57,6 +57,12 @@ class ModelJob:
     log: list[str] = field(default_factory=list)
 
     @property
+    def is_line(self) -> bool:
+        """Whether it is a line of a batch object."""
+        batch = self.terms.batch
+        return bool(batch) and self.terms.key.startswith(f"{batch}:")
+
+    @property
     def waits(self) -> bool:
         """Whether it is counted as queued."""
         return self.state in ("queued", "delayed")
@@ -99,6 +105,8 @@ class ShardModel:
         self.letters: dict[str, str] = {}
         self.new_letters: list[str] = []
         self.told: list[tuple[str, str, str, int]] = []
+        #: Those of them that webhooks hear of.
+        self.hooked: list[tuple[str, str, str]] = []
         self.commands: Counter[str] = Counter()
         self.max_jobs = 100
         self.max_tokens = 10_000
@@ -134,11 +142,7 @@ class ShardModel:
     @property
     def listed(self) -> set[str]:
         """The tenant's jobs that can be listed."""
-        return {
-            job_id
-            for job_id, job in self.jobs.items()
-            if not (job.terms.batch and job.terms.key.startswith(f"{job.terms.batch}:"))
-        }
+        return {job_id for job_id, job in self.jobs.items() if not job.is_line}
 
     def submit(
         self, job_id: str, terms: Terms, request_bytes: int, note_bytes: int
@@ -359,3 +363,5 @@ class ShardModel:
         if job.terms.batch:
             self.batches[job.terms.batch][state] += 1
         self.told.append((job.job_id, state, reason, job.tokens))
+        if not job.is_line:
+            self.hooked.append((job.job_id, state, reason))

@@ -74,6 +74,7 @@ class WorkerConfig:
     pipeline_parallel_size: int = 1
     num_threads: int | None = None
     metrics_port: int | None = None
+    vllm_metrics: bool = False
     max_step_seconds: float = 60.0
     drain_seconds: float = 30.0
     retry_seconds: float = 1.0

@@ -142,6 +142,11 @@ def _add_process_options(group: argparse._ArgumentGroup) -> None:
         help="serve /metrics and /healthz on 127.0.0.1; 0 takes a free port (off)",
     )
     group.add_argument(
+        "--vllm-metrics",
+        action="store_true",
+        help="tell /metrics under vLLM's names (vllm:num_requests_running, ...) too (off)",
+    )
+    group.add_argument(
         "--step-log",
         type=Path,
         metavar="FILE",
