@@ -75,7 +75,10 @@ def test_batches_of_any_size_generate_what_transformers_does(
 @pytest.mark.parametrize(
     ("name", "num_blocks"),
     # Where all layers slide, blocks come back early, and it takes less memory to run out of it.
-    [("qwen2", 14), ("gemma2", 14), ("qwen2 moe", 14), ("gpt oss", 14), ("starcoder2", 9)],
+    [
+        *(("qwen2", 14), ("gemma2", 14), ("qwen2 moe", 14), ("gpt oss", 14), ("starcoder2", 9)),
+        ("llama4", 14),
+    ],
 )
 def test_preempted_sequences_generate_the_same_tokens(
     name: str, num_blocks: int, tmp_path: Path
