@@ -68,7 +68,7 @@ vllm-check: $(STAMP) $(VLLM_VENV)/.installed ## Our block manager beside vLLM's 
 # Each client has a virtual environment of its own; a few have dependencies of gigabytes.
 clients: $(STAMP) ## Every client of docs/compatibility.md against a live Tidemill; writes its table (4 GB, long)
 	@$(BIN)/python tests/clients/install.py
-	@$(BIN)/python -m pytest -m clients tests/clients --record-matrix $(ARGS)
+	@$(BIN)/python -m pytest -m clients tests/clients --record-matrix $(if $(ARGS),merge,all) $(ARGS)
 
 schemathesis: $(STAMP) ## Requests made up from the gateway's own document, for every operation (minutes; TIDEMILL_FUZZ_SEED=7)
 	@$(BIN)/python tests/clients/install.py schemathesis

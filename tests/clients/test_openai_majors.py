@@ -4,7 +4,7 @@ import pytest
 
 from clients.conftest import RunClient
 
-pytestmark = pytest.mark.clients("openai (Python)")
+pytestmark = pytest.mark.clients("openai (Python), older majors")
 
 
 @pytest.mark.timeout(700)

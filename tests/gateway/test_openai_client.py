@@ -93,6 +93,17 @@ def test_a_client_that_is_out_of_patience_leaves_nothing_running(
     wait_until(lambda: httpx.get(f"{site.url}/load").json() == {"server_load": 0}, timeout=30)
 
 
+def test_an_impatient_client_with_an_idempotency_key_comes_back_for_its_answer(
+    client: openai.OpenAI,
+) -> None:
+    # No try is long enough for all of it, so each goes on with the job of the first.
+    told = client.with_options(timeout=0.5, max_retries=20).chat.completions.with_raw_response
+    answer = told.create(**ENDLESS, max_tokens=1500, extra_headers={"Idempotency-Key": "impatient"})
+    assert answer.retries_taken >= 1
+    usage = answer.parse().usage
+    assert usage is not None and usage.completion_tokens == 1500
+
+
 def test_raw_answers_have_their_headers_and_the_requests_own_id(client: openai.OpenAI) -> None:
     raw = client.chat.completions.with_raw_response.create(
         **ASK, extra_headers={"X-Request-Id": "mine"}
