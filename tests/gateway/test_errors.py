@@ -138,12 +138,25 @@ def test_a_bad_field_is_refused_by_name(
     assert param is None or (error["param"].startswith(param) and param in error["message"])
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b"\xff", b"[" * 100_000])
-def test_a_body_that_is_no_object_is_refused(site: Site, body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        (b"", "invalid_value", "body"),
+        (b"{", "invalid_json", "the body is not JSON"),
+        (b"[1]", "invalid_value", "body"),
+        (b'"x"', "invalid_value", "body"),
+        (b"\xff", "invalid_json", "not UTF-8"),
+        (b"[" * 100_000, "invalid_json", "it nests too deep"),
+    ],
+)
+def test_a_body_that_is_no_object_is_refused(
+    site: Site, body: bytes, code: str, words: str
+) -> None:
     answer = httpx.post(
         f"{site.url}{CHAT}", content=body, headers={"content-type": "application/json"}
     )
-    assert answer.status_code == 400 and answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["code"] == code and words in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,10 @@ def _job_failed(error: JobFailed) -> ApiError:
 
 
 def _http(error: HTTPException) -> ApiError:
+    if isinstance(error.__cause__, RecursionError):
+        return _not_json("it nests too deep")
+    if isinstance(error.__cause__, UnicodeDecodeError):
+        return _not_json("it is not UTF-8")
     kind = _INVALID if error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER
     codes = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "request_too_large"}
     return ApiError(
@@ -178,11 +182,14 @@ def _unrouted(request: Request, told: ApiError) -> str:
     return f"{asked}: there is no such endpoint here. See GET /docs."
 
 
+def _not_json(reason: str) -> ApiError:
+    return ApiError(400, f"the body is not JSON: {reason}", code="invalid_json")
+
+
 def _malformed(error: RequestValidationError) -> ApiError:
     problems = error.errors()
     if problems[0]["type"] == "json_invalid":
-        reason = problems[0].get("ctx", {}).get("error", "")
-        return ApiError(400, f"the body is not JSON: {reason}", code="invalid_json")
+        return _not_json(problems[0].get("ctx", {}).get("error", ""))
     # The first part says whether it is of the body, the path or the query.
     where = str(problems[0]["loc"][0])
     inner = [{**problem, "loc": problem["loc"][1:]} for problem in problems]
