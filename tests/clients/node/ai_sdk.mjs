@@ -132,8 +132,8 @@ await aToolIsCalled();
 await anAgentStreams();
 await objectsFollowSchemas();
 await anUnknownModelIsTold();
-const { version } = JSON.parse(
-  readFileSync(new URL(`node_modules/${PACKAGES[kind]}/package.json`, import.meta.url)),
-);
+const versionOf = (name) =>
+  JSON.parse(readFileSync(new URL(`node_modules/${name}/package.json`, import.meta.url))).version;
+const version = `${versionOf(PACKAGES[kind])} (ai ${versionOf("ai")})`;
 const ran = ["text", "stream", "aborted stream", "tools", "agent stream", "objects", "errors"];
 console.log(JSON.stringify({ client: PACKAGES[kind], version, ran }));

@@ -27,8 +27,8 @@ for await (const part of stream.textStream) text += part;
 assert.equal(text, whole.text);
 assert.equal((await stream.usage).outputTokens, 6);
 
-const { version } = JSON.parse(
-  readFileSync(new URL("node_modules/@ai-sdk/openai-compatible/package.json", import.meta.url)),
-);
-const ran = ["embeddings", "completion model"];
-console.log(JSON.stringify({ client: "@ai-sdk/openai-compatible", version, ran }));
+const versionOf = (name) =>
+  JSON.parse(readFileSync(new URL(`node_modules/${name}/package.json`, import.meta.url))).version;
+const client = "@ai-sdk/openai-compatible";
+const version = `${versionOf(client)} (ai ${versionOf("ai")})`;
+console.log(JSON.stringify({ client, version, ran: ["embeddings", "completion model"] }));

@@ -60,8 +60,9 @@ def main() -> None:
     an_agent_searches()
     an_agent_fills_a_schema()
     ran = ["embeddings", "vector store", "agent", "agent stream", "agent structured output"]
-    versions = f"{version('langchain-openai')} (langchain {version('langchain')})"
-    print(json.dumps({"client": "langchain-openai", "version": versions, "ran": ran}))
+    name = "langchain-openai"
+    versions = f"{version(name)} (langchain {version('langchain')})"
+    print(json.dumps({"client": name, "version": versions, "ran": ran}))
 
 
 def vectors_are_alike_where_texts_are() -> None:

@@ -46,7 +46,8 @@ def main() -> None:
     ran = ["chat", "stream", "async batch", "chain", "completion", "tools", "streamed tool calls"]
     ran += ["structured output", "responses", "errors"]
     name = "langchain-openai"
-    print(json.dumps({"client": name, "version": version(name), "ran": ran}))
+    versions = f"{version(name)} (langchain {version('langchain')})"
+    print(json.dumps({"client": name, "version": versions, "ran": ran}))
 
 
 def a_chat() -> str:
@@ -66,7 +67,7 @@ def a_chat() -> str:
 def a_stream_tells_the_same(text: str) -> None:
     first, *others = list(llm.stream(QUESTION, stream_usage=True))
     whole = sum(others, first)
-    assert whole.content == text and len(others) > 3, whole
+    assert whole.content == text and len(others) > 1, whole
     assert whole.usage_metadata is not None and whole.usage_metadata["output_tokens"] > 1, whole
 
 
@@ -80,7 +81,7 @@ async def chats_at_once(text: str) -> None:
     chain = prompt | llm | StrOutputParser()
     assert await chain.abatch([{"country": "France"}] * 4) == [text] * 4
     parts = [part async for part in chain.astream({"country": "France"})]
-    assert "".join(parts) == text and len(parts) > 3, parts
+    assert "".join(parts) == text and len(parts) > 1, parts
 
 
 def a_text_is_continued() -> None:

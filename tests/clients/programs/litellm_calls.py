@@ -64,7 +64,7 @@ def a_stream_tells_the_same(text: str) -> None:
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     asked = {"messages": QUESTION, "temperature": 0, "max_tokens": 24, **HOSTED}
     chunks = list(litellm.completion(**asked, **options))
-    assert len(chunks) > 3, chunks
+    assert len(chunks) > 2, chunks
     whole = litellm.stream_chunk_builder(chunks, messages=QUESTION)
     assert whole.choices[0].message.content == text, whole
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens > 1, chunks[-1]

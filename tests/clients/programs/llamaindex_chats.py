@@ -43,7 +43,8 @@ def main() -> None:
     an_unknown_model_is_told()
     ran = ["chat", "stream", "async", "completion", "tools", "structured output", "responses"]
     name = "llama-index-llms-openai-like"
-    print(json.dumps({"client": name, "version": version(name), "ran": [*ran, "errors"]}))
+    versions = f"{version(name)} (core {version('llama-index-core')})"
+    print(json.dumps({"client": name, "version": versions, "ran": [*ran, "errors"]}))
 
 
 def a_chat() -> str:
@@ -54,7 +55,7 @@ def a_chat() -> str:
     assert answer.additional_kwargs["completion_tokens"] > 1, answer
     parts = list(model().stream_chat(asked))
     assert "".join(part.delta or "" for part in parts) == parts[-1].message.content == text
-    assert len(parts) > 3, parts
+    assert len(parts) > 1, parts
     return str(model().complete(QUESTION))
 
 
@@ -70,7 +71,7 @@ def a_text_is_continued() -> None:
     whole = plain.complete("The capital of France is")
     assert "Paris" in whole.text, whole
     parts = list(plain.stream_complete("The capital of France is"))
-    assert parts[-1].text == whole.text and len(parts) > 3, parts
+    assert parts[-1].text == whole.text and len(parts) > 1, parts
 
 
 def weather(city: Literal["Paris", "Oslo"]) -> str:
