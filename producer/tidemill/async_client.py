@@ -15,6 +15,7 @@ from tidemill._checks import check_top_n
 from tidemill._collection import Collection
 from tidemill._endpoint import find_endpoint
 from tidemill._items import KeyOf, PromptOf
+from tidemill._large_audio import AudioShelf
 from tidemill._map_run import HowToMap, MapOptions, MapRun, Progress
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
 from tidemill._reads import JobStatus
@@ -98,6 +99,7 @@ class AsyncProducer(AsyncJobLists):
         endpoint = find_endpoint(url, tenant, shard)
         self._keys, self._tenant = endpoint.keys, endpoint.tenant
         self._owns_links = _shared is None
+        self._shelf = AudioShelf(endpoint.url, tenant)
         self._links = AsyncLinks(endpoint, timeout) if _shared is None else _shared.links(endpoint)
         store = TokenizerStore(endpoint.cache_dir) if _shared is None else _shared.tokenizers
         self._submitter = AsyncSubmitter(self._links.home, endpoint, store, replicated=replicated)
@@ -409,10 +411,14 @@ class AsyncProducer(AsyncJobLists):
     ) -> Transcription:
         """Return what is said in a file of audio, given as its content or its path.
 
-        To follow it as it is written, submit a ``TranscribeSpec`` and stream the job.
+        One of more than 256 KiB, and 25 MiB at most, goes through the blob store.  To follow what
+        is written, submit a ``TranscribeSpec`` and stream the job.
         """
         options.setdefault("live", False)
-        return transcription_of(await self._jobs.ask(TranscribeSpec(audio, **options), timeout))
+        card = await self.model(options.get("model"))
+        outlives = options.get("idempotency_key") is not None
+        async with self._shelf.holding(audio, card, outlives=outlives) as given:
+            return transcription_of(await self._jobs.ask(TranscribeSpec(given, **options), timeout))
 
     async def cancel_batch(self, name: str) -> CancelCounts:
         """End all jobs of a batch now, and let no more into it; their partial output is kept.

@@ -14,6 +14,7 @@ from tidemill._endpoint import find_endpoint
 from tidemill._items import KeyOf, PromptOf
 from tidemill._job_lists import JobLists
 from tidemill._jobs import Jobs
+from tidemill._large_audio import AudioShelf
 from tidemill._link import Links
 from tidemill._map_run import HowToMap, MapOptions, MapRun, Progress
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
@@ -96,6 +97,7 @@ class Producer(JobLists):
         endpoint = find_endpoint(url, tenant, shard)
         self._keys, self._tenant = endpoint.keys, endpoint.tenant
         self._links = Links(endpoint, timeout)
+        self._shelf = AudioShelf(endpoint.url, tenant)
         self._submitter = Submitter(self._links.home, endpoint, replicated=replicated)
         self._jobs = Jobs(self._links, self._submitter)
         self._watches = Watches(endpoint, timeout, replicated=replicated)
@@ -401,10 +403,14 @@ class Producer(JobLists):
     ) -> Transcription:
         """Return what is said in a file of audio, given as its content or its path.
 
-        To follow it as it is written, submit a ``TranscribeSpec`` and stream the job.
+        One of more than 256 KiB, and 25 MiB at most, goes through the blob store.  To follow what
+        is written, submit a ``TranscribeSpec`` and stream the job.
         """
         options.setdefault("live", False)
-        return transcription_of(self._jobs.ask(TranscribeSpec(audio, **options), timeout))
+        card = self.model(options.get("model"))
+        outlives = options.get("idempotency_key") is not None
+        with self._shelf.holding_blocking(audio, card, outlives=outlives) as given:
+            return transcription_of(self._jobs.ask(TranscribeSpec(given, **options), timeout))
 
     def cancel_batch(self, name: str) -> CancelCounts:
         """End all jobs of a batch now, and let no more into it; their partial output is kept.

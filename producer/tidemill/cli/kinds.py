@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter
 
+from tidemill._endpoint import find_endpoint
+from tidemill._large_audio import AudioShelf
 from tidemill.cli.connection import open_producer
 from tidemill.cli.submit import RedisUrl, Tenant
 from tidemill.job import Job
-from tidemill.job_kinds import TranscribeSpec
+from tidemill.job_kinds import TranscribeOptions, TranscribeSpec
 from tidemill.outcomes import Transcription, transcription_of
 from tidemill.protocol.errors import ConfigError, TidemillError
 from tidemill.protocol.outcomes import Segment
@@ -121,21 +123,25 @@ def transcribe(
 
     `tidemill transcribe talk.mp3 --timestamps segment`, with a worker of a model of speech.
 
-    Ctrl-C cancels the job.
+    A file of more than 256 KiB goes through the blob store, from which the worker must read as
+    well. Ctrl-C cancels the job.
     """
-    spec = TranscribeSpec(
-        file,
-        language=language,
-        task="translate" if translate else "transcribe",
-        prompt=prompt,
-        temperature=temperature,
-        timestamps=timestamps.value,
-        live=timestamps is Timestamps.NONE and not as_json,
-        model=model,
-        priority=priority,
-    )
-    with open_producer(redis_url, tenant=tenant) as producer:
-        [job] = producer.submit_many([spec])
+    options: TranscribeOptions = {
+        "language": language,
+        "task": "translate" if translate else "transcribe",
+        "prompt": prompt,
+        "temperature": temperature,
+        "timestamps": timestamps.value,
+        "live": timestamps is Timestamps.NONE and not as_json,
+        "model": model,
+        "priority": priority,
+    }
+    shelf = AudioShelf(find_endpoint(redis_url, tenant, None).url, tenant)
+    with (
+        open_producer(redis_url, tenant=tenant) as producer,
+        shelf.holding_blocking(file, producer.model(model), outlives=False) as audio,
+    ):
+        [job] = producer.submit_many([TranscribeSpec(audio, **options)])
         if isinstance(job, TidemillError):
             raise job
         try:
