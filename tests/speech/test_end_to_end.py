@@ -59,8 +59,14 @@ def as_file(samples: Samples, form: str = "FLAC") -> bytes:
 
 
 @pytest.fixture(scope="module")
-def stack(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with small_stack(model_dir, tmp_path_factory.mktemp("stack")) as running:
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the stack has its data, the blob store too."""
+    return tmp_path_factory.mktemp("stack")
+
+
+@pytest.fixture(scope="module")
+def stack(model_dir: Path, data_dir: Path) -> Iterator[Stack]:
+    with small_stack(model_dir, data_dir) as running:
         yield running
 
 
@@ -145,9 +151,23 @@ def test_bad_audio_fails_its_own_job_alone_and_large_audio_is_refused(
         bad.result(timeout=300)
     assert "country" in good.result(timeout=300).text
     with pytest.raises(InvalidRequest, match="262144"):
-        producer.transcribe(CLIP)
+        TranscribeSpec(CLIP)
     with pytest.raises(InvalidRequest, match="model for transcribe"):
         producer.embed("tide")
+
+
+def test_a_large_file_is_read_from_the_store_that_both_sides_know(
+    stack: Stack, data_dir: Path, samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEMILL_DATA_DIR", str(data_dir))
+    with Producer(stack.url, timeout=60) as producer:
+        assert plain(producer.transcribe(CLIP, timeout=300).text).lower() == SENTENCE.lower()
+    monkeypatch.setenv("TIDEMILL_DATA_DIR", str(tmp_path))
+    with (
+        Producer(stack.url, timeout=60) as producer,
+        pytest.raises(InvalidRequest, match="read no blob store"),
+    ):
+        producer.transcribe(CLIP)
 
 
 def test_the_command_prints_what_is_said_as_text_with_times_or_as_json(
@@ -165,4 +185,4 @@ def test_the_command_prints_what_is_said_as_text_with_times_or_as_json(
     assert first.startswith("[   0.00 - ") and plain(first) in SENTENCE
     assert len(words) >= 20
     assert json.loads(as_json.stdout)["seconds"] == 11.0
-    assert refused.status == 1 and "the limit is 262144" in refused.error
+    assert refused.status == 1 and "it has more than 262144 bytes" in refused.error
