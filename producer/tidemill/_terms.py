@@ -73,7 +73,7 @@ def take_terms(options: dict[str, Any]) -> JobTerms:
             not_before_ms=_unix_ms(given["at"]),
             max_retries=_retries(given["max_retries"]),
             batch=_batch(given["batch"]),
-            callback_url=_callback(given["callback_url"]),
+            callback_url=checked_callback(given["callback_url"]),
             metadata=checked_metadata(given["metadata"]),
         )
     except ValidationError as error:
@@ -190,7 +190,8 @@ def _batch(name: object) -> str:
     return "" if name is None else check_batch(name)
 
 
-def _callback(url: object) -> str:
+def checked_callback(url: object) -> str:
+    """Return the address that is told of an end, empty for None; raises ``InvalidRequest``."""
     if url is None:
         return ""
     if not isinstance(url, str):

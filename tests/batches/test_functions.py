@@ -1,6 +1,8 @@
 """The functions of files and batches, called twice, out of turn and by those who may not."""
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import redis
@@ -12,6 +14,7 @@ from tidemill.protocol.batches import Batch, BatchUsage, NewBatch
 from tidemill.protocol.errors import NoSuchObject
 from tidemill.protocol.files import StoredFile
 from tidemill.protocol.functions import LUA_SOURCE, Call, run
+from tidemill_webhooks.events import read_entry
 
 FILE = StoredFile("file-1", 10, "in.jsonl", "batch")
 BATCH = NewBatch("batch_1", "/v1/completions", "file-1", "24h", 86_400, {"a": "b"})
@@ -110,6 +113,19 @@ def test_what_is_told_of_the_progress_never_goes_back(client: redis.Redis) -> No
     assert lease(client, cursor=1, num_answered=5, num_failed=3)
     found = read(client)
     assert (found.cursor, found.num_answered, found.num_failed) == (3, 7, 3)
+
+
+def test_the_end_of_a_batch_is_told_where_it_asked_for_it(client: redis.Redis) -> None:
+    assert run(client, calls.put_file(KEYS, "t", FILE, ttl_ms=10**9))
+    url = "https://example.com/done"
+    assert run(client, calls.create_batch(KEYS, "t", replace(BATCH, callback_url=url)))
+    assert lease(client)
+    turn(client, "validating", "completed")
+    [(_, entry)] = client.xrange(KEYS.outbox)
+    assert (entry[b"b"], entry[b"u"]) == (b"batch_1", url.encode())
+    event = read_entry(entry)
+    assert event is not None
+    assert json.loads(event.body)["data"] == {"id": "batch_1", "metadata": {"a": "b"}}
 
 
 def test_an_end_is_the_last_word(client: redis.Redis) -> None:

@@ -357,6 +357,7 @@ async def test_the_end_of_a_batch_is_told_to_the_outbox_of_a_tenant_that_listens
         ({"completion_window": 24}, "completion_window"),
         ({"metadata": {"k": 1}}, "metadata"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"callback_url": "ftp://example.com/"}, "callback_url"),
         ({"output_expires_after": {"anchor": "created_at"}}, "output_expires_after.seconds"),
     ],
 )

@@ -8,7 +8,7 @@ from tidemill._async_link import AsyncLink
 from tidemill._async_shared import AsyncShared
 from tidemill._endpoint import find_endpoint
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
-from tidemill._terms import checked_metadata
+from tidemill._terms import checked_callback, checked_metadata
 from tidemill.batches.paging import Page, collect, hashes, ids_behind
 from tidemill.batches.terms import (
     checked_endpoint,
@@ -147,6 +147,7 @@ class AsyncBatches:
         completion_window: str = "24h",
         metadata: object = None,
         output_expires_after: object = None,
+        callback_url: str | None = None,
     ) -> Batch:
         """Accept a batch.  Raises ``InvalidRequest`` or ``NoSuchObject``."""
         file = await self.file(input_file_id)
@@ -164,6 +165,7 @@ class AsyncBatches:
             window_seconds=window_seconds(completion_window),
             metadata=checked_metadata(metadata),
             output_seconds=checked_expiry(output_expires_after, "output_expires_after"),
+            callback_url=checked_callback(callback_url),
         )
         await self._link.call(calls.create_batch(self._keys, self._tenant, batch))
         return await self.batch(batch.batch_id)

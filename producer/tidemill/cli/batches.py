@@ -25,7 +25,7 @@ from rich.text import Text
 from tidemill._endpoint import find_endpoint
 from tidemill.batches.client import AsyncBatches
 from tidemill.cli.connection import meet
-from tidemill.cli.job_options import Metadata, parse_metadata
+from tidemill.cli.job_options import CallbackUrl, Metadata, parse_metadata
 from tidemill.cli.submit import RedisUrl, Tenant
 from tidemill.protocol.batches import ENDPOINTS, Batch, BatchState
 from tidemill.protocol.errors import ConfigError
@@ -58,6 +58,7 @@ def submit(
     ] = None,
     window: Annotated[str, typer.Option(help="Time for all of it: 90m, 24h, 7d.")] = "24h",
     metadata: Metadata = None,
+    callback_url: CallbackUrl = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Follow it to its end.")] = False,
     tenant: Tenant = "default",
     redis_url: RedisUrl = None,
@@ -75,6 +76,7 @@ def submit(
             endpoint=named,
             completion_window=window,
             metadata=parse_metadata(metadata),
+            callback_url=callback_url,
         )
         typer.echo(batch.batch_id)
         return await _follow(client, batch.batch_id) if wait else batch

@@ -72,6 +72,7 @@ class NewBatch:
     window_seconds: int
     metadata: Mapping[str, str] = field(default_factory=dict)
     output_seconds: int | None = None
+    callback_url: str = ""
 
     def fields(self) -> tuple[str | int, ...]:
         """Return what its hash holds at first, as names and values."""
@@ -79,6 +80,7 @@ class NewBatch:
             *("ep", self.endpoint, "in", self.input_file_id),
             *("cw", self.window, "md", json.dumps(dict(self.metadata))),
             *("oe", self.output_seconds or 0),
+            *(("wh", self.callback_url) if self.callback_url else ()),
         )
 
 

@@ -14,6 +14,9 @@ class BatchRequest(ApiRequest):
     endpoint: str
     completion_window: str = Field(default="24h", description="From 1m to 30d, such as 90m")
     metadata: dict[str, Any] | None = None
+    callback_url: str | None = Field(
+        default=None, description="Gets a signed webhook when the batch has ended"
+    )
     output_expires_after: dict[str, Any] | None = Field(
         default=None, description='Such as {"anchor": "created_at", "seconds": 86400}'
     )

@@ -19,6 +19,7 @@ async def create_batch(call: CurrentCall, body: BatchRequest) -> Response:
         completion_window=body.completion_window,
         metadata=body.metadata,
         output_expires_after=body.output_expires_after,
+        callback_url=body.callback_url,
     )
     return json_response(batch.plain())
 

@@ -95,7 +95,7 @@ end
 -- ARGV owner from to member expiry_member tenant id field1 value1 ...
 -- -> {1, state} | {0, state} it is in another state | {-1, state} another one works on it
 local function turn_batch(K, A)
-  local t, v = now(), redis.call('HMGET', K[1], 'st', 'lo', 'le')
+  local t, v = now(), redis.call('HMGET', K[1], 'st', 'lo', 'le', 'wh', 'md')
   if v[1] == A[3] then return {1, v[1]} end
   if v[1] ~= A[2] then return {0, v[1] or ''} end
   if not may_work(v, A[1], t) then return {-1, v[1]} end
@@ -106,7 +106,8 @@ local function turn_batch(K, A)
   redis.call('DEL', K[2])
   redis.call('ZREM', K[3], A[4])
   redis.call('ZADD', K[4], t + BATCH_TTL_MS, A[5])
-  put_event(K[5], K[6], '', {'b', A[7], 's', A[3], 'tn', A[6], 't', t})
+  put_event(K[5], K[6], v[4] or '', {'b', A[7], 's', A[3], 'tn', A[6], 't', t,
+    unpack(without_defaults('m', v[5] and v[5] ~= '{}' and v[5] or ''))})
   return {1, A[3]}
 end
 
