@@ -230,3 +230,12 @@ def test_documents_that_are_too_long_can_be_cut(site: Site, producer: Producer) 
     told = tell(site, "/v1/rerank", model="judge", **body)
     true = producer.rerank("stone", documents, model="judge", truncate=True)
     assert [each["index"] for each in told["results"]] == [each.index for each in true]
+
+
+def test_a_model_for_vectors_does_not_chat_and_one_for_chats_makes_no_vectors(site: Site) -> None:
+    hello = [{"role": "user", "content": "x"}]
+    chat = refusal(post(site, "/v1/chat/completions", {"model": "bert", "messages": hello}))
+    response = refusal(post(site, "/v1/responses", {"model": "bert", "input": "x"}))
+    vectors = refusal(post(site, "/v1/embeddings", {"model": MODEL, "input": "x"}))
+    for error, task in ((chat, "embed"), (response, "embed"), (vectors, "generate")):
+        assert error["param"] == "model" and f"is a model for {task}" in error["message"]

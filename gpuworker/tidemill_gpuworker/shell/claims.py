@@ -194,7 +194,7 @@ class ClaimLoader:
             raise InvalidRequest(
                 f"model: {request.model!r} came to a worker of {self._card.name!r}", field="model"
             )
-        check_kind(request, self._card)
+        check_kind(request.kind, self._card)
         if not isinstance(request, GenerateRequest):
             return self._prepare_kind(job, request, written)
         adapter = self._adapter(request.lora)

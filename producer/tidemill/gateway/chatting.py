@@ -22,7 +22,9 @@ from tidemill.gateway.shaping.chat import (
 from tidemill.gateway.shaping.envelope import Envelope
 from tidemill.gateway.shaping.logprobs import TokenNames
 from tidemill.openai.chat import ChatFormats, ChatJob, chat_job
+from tidemill.protocol.requests import Kind
 from tidemill.result import Result
+from tidemill.service.job_inputs import check_kind
 from tidemill.service.tokenizer import Tokenizer
 
 
@@ -51,6 +53,8 @@ async def plan_chat(call: Call, body: ChatRequest, *, is_long: bool = False) -> 
     """
     _check(body)
     card = await call.producer.model(body.model)
+    # Before it is asked for a chat template, which it does not have.
+    check_kind(Kind.GENERATE, card)
     tokenizer = await call.producer.tokenizer(body.model)
     if _num_bytes(call) < LONG_CHARS and not is_long:
         job = make_chat_job(call, body, tokenizer)

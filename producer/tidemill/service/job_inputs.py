@@ -56,14 +56,13 @@ class PreparedJob:
     prompt: PreparedPrompt
 
 
-def check_kind(request: Request, card: ModelCard) -> None:
-    """Raise ``InvalidRequest`` if the model does not do what the request asks for."""
-    if not serves(card.task, request.kind):
+def check_kind(kind: str, card: ModelCard) -> None:
+    """Raise ``InvalidRequest`` if the model does not run jobs of this kind."""
+    if not serves(card.task, kind):
         raise InvalidRequest(
-            f"model: {card.name!r} is a model for {card.task}, and this is a job of kind"
-            f" {request.kind}",
+            f"model: {card.name!r} is a model for {card.task}, and this is a job of kind {kind}",
             field="model",
-            fix=f"Name a model that serves jobs of kind {request.kind}.",
+            fix=f"Name a model that serves jobs of kind {kind}.",
         )
 
 
@@ -80,7 +79,7 @@ def prepare_job(
     request: Request, tokenizer: "Tokenizer | None", card: ModelCard, salt: bytes
 ) -> PreparedJob:
     """Tokenise and check a request; ``salt`` is the tenant's.  Raises ``InvalidRequest``."""
-    check_kind(request, card)
+    check_kind(request.kind, card)
     if isinstance(request, GenerateRequest):
         prompt = prepare(request, tokenizer, card, salt)
         text = {"prompt": None, "messages": None}
@@ -96,7 +95,7 @@ def prepare_job(
 
 def validate_job(request: Request, card: ModelCard) -> None:
     """Check all that can be checked without a tokenizer; raises ``InvalidRequest``."""
-    check_kind(request, card)
+    check_kind(request.kind, card)
     if isinstance(request, GenerateRequest):
         adapter_of(request, card)
         # The length of a text shows when it is tokenised.
