@@ -1,11 +1,12 @@
 """The table of clients, and what decides whether a client can be run."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from clients import install
-from clients.matrix import BEGIN, END, Outcome, rows_in, rows_of, with_rows
+from clients.matrix import BEGIN, DOCUMENT, END, Outcome, rows_in, rows_of, with_rows
 
 
 def outcome(client: str, ran: str, version: str = "1", flaw: str | None = None) -> Outcome:
@@ -55,6 +56,14 @@ def test_a_group_whose_requirements_have_changed_is_installed_again(
     (tmp_path / "one.txt").write_text("client==2\n")
     assert install.missing("one") is not None
     assert install.main(["two"]) == 2
+
+
+def test_the_document_lists_no_client_that_is_not_run_any_more() -> None:
+    modules = Path(__file__).parent.glob("test_*.py")
+    marker = r'mark\.clients\(\s*"([^"]+)"'
+    run = {name for path in modules for name in re.findall(marker, path.read_text())}
+    listed = set(rows_in(DOCUMENT.read_text()))
+    assert listed and listed <= run
 
 
 def test_every_requirement_is_pinned_and_names_no_host() -> None:
