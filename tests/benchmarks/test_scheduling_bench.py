@@ -4,15 +4,20 @@ import json
 import random
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scheduling import QUICK_SCALE, parse_arguments
+from scheduling_figures import Results, Scope
+from scheduling_mixed import MIXED
+from scheduling_runs import simulate
 
 pytestmark = pytest.mark.timeout(300)
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "scheduling.py"
-CELLS = ["rag", "overload", "fair", "mixed", "death", "same"]
+CELLS = ["rag", "overload", "fair", "death", "same"]
 
 
 def write_trace(path: Path, num_jobs: int, seed: int) -> None:
@@ -116,10 +121,19 @@ def test_a_dead_worker_costs_work_and_no_job(figures: Any) -> None:
         assert dead["num_requeued"] > 0 == alive["num_requeued"]
 
 
-def test_bulk_beside_online_jobs_has_a_rate_and_online_jobs_alone_have_none(figures: Any) -> None:
-    [by_label] = figures["runs"]["mixed"]
-    rates = {label: outcome["bulk_rate"] for label, outcome in by_label.items()}
+# In this process: to start one for each of fifteen runs takes longer than to make them.
+@pytest.mark.parametrize("num_runs", [3, pytest.param(None, marks=pytest.mark.slow)])
+def test_bulk_beside_online_jobs_has_a_rate_and_online_jobs_alone_have_none(
+    traces: Path, num_runs: int | None
+) -> None:
+    specs = MIXED.runs(0, Scope((0,), QUICK_SCALE, False))
+    outcomes = {label: simulate(spec, traces) for label, spec in islice(specs.items(), num_runs)}
+    rates = {label: outcome.bulk_rate for label, outcome in outcomes.items()}
+    assert {label.rpartition(": ")[2] for label in rates} > {"online alone", "with FIFO bulk"}
     assert all((rate == 0) == label.endswith("online alone") for label, rate in rates.items())
+    first = MIXED.figures(Results([outcomes]))[0]
+    _, fifo, prefix = rates.values() if num_runs else islice(rates.values(), 3)
+    assert first.values == (prefix / fifo,)
 
 
 def test_two_processes_give_the_same_bytes(figures: Any) -> None:
@@ -154,13 +168,23 @@ def test_files_of_earlier_runs_are_shown_together_without_running_anything(
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"runs": {"rag": [{"tidemill": {}}]}}'])
-def test_a_file_that_no_run_wrote_is_refused(tmp_path: Path, text: str | None) -> None:
+def test_a_file_that_no_run_wrote_is_refused(
+    tmp_path: Path, text: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "figures.json"
     if text is not None:
         path.write_text(text)
-    done = run_program("--from", str(path))
-    assert done.returncode != 0
-    assert f"{path} is no file that --json wrote" in done.stderr
+    assert f"{path} is no file that --json wrote" in refusal(capsys, "--from", str(path))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return what the program says of these arguments before it ends."""
+    with pytest.raises(SystemExit) as caught:
+        parse_arguments(arguments)
+    assert caught.value.code != 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err
 
 
 @pytest.mark.parametrize(
@@ -172,8 +196,13 @@ def test_a_file_that_no_run_wrote_is_refused(tmp_path: Path, text: str | None) -
         (("--quick", "--only", "same", "--traces", "/nowhere"), "/nowhere"),
     ],
 )
-def test_bad_arguments_are_refused(arguments: tuple[str, ...], message: str) -> None:
-    done = run_program(*arguments)
+def test_bad_arguments_are_refused(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refusal(capsys, *arguments)
+
+
+def test_a_refusal_ends_the_program_before_it_runs_anything() -> None:
+    done = run_program("--seeds", "0")
     assert done.returncode != 0
-    assert message in done.stderr
     assert done.stdout == ""
