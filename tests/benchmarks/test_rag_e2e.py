@@ -1,4 +1,4 @@
-"""The RAG benchmark in a small size: real model, two workers, prefix order beside FIFO."""
+"""The RAG benchmark in a small size: two workers, prefix order beside FIFO."""
 
 import json
 import random
@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+from support.tiny_chat_model import save_tiny_chat_model
+
+pytestmark = pytest.mark.timeout(300)
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "rag_e2e.py"
 TOWNS = ["Harlin", "Morvale", "Tessing", "Quorn", "Beldam", "Ostby", "Pelorin", "Wickery"]
@@ -44,13 +46,36 @@ def write_questions(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def figures(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each byte is a token of it."""
+    return save_tiny_chat_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("tiny_model_dir", 150), id="tiny"),
+        pytest.param(
+            ("demo_model_dir", 56), id="real", marks=(pytest.mark.model, pytest.mark.slow)
+        ),
+    ],
+)
+def figures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     directory = tmp_path_factory.mktemp("rag")
     write_questions(directory / "questions.json")
     # A cache that holds four passages: in random order most are gone when they are needed again.
-    options = ["--kv-blocks", "56", "--max-tokens", str(MAX_TOKENS), "--jobs", str(NUM_JOBS)]
+    model, num_blocks = request.param
+    model_dir = request.getfixturevalue(model)
+    options = [
+        "--kv-blocks",
+        str(num_blocks),
+        "--max-tokens",
+        str(MAX_TOKENS),
+        "--jobs",
+        str(NUM_JOBS),
+    ]
     files = ["--data", str(directory / "questions.json"), "--json", str(directory / "figures.json")]
-    command = [sys.executable, str(PROGRAM), *options, *files, "--model", str(demo_model_dir)]
+    command = [sys.executable, str(PROGRAM), *options, *files, "--model", str(model_dir)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert "answers that differ between the runs: 0" in done.stdout
