@@ -32,7 +32,7 @@ CHECKS = (
     "unsupported_method",
     "use_after_free",
 )
-PHASES = "examples,coverage,fuzzing,stateful"
+PHASES = os.environ.get("TIDEMILL_FUZZ_PHASES", "examples,coverage,fuzzing,stateful")
 #: Beside those of the phase ``coverage``, which tries each limit of each field.
 EXAMPLES_OF_EACH = int(os.environ.get("TIDEMILL_FUZZ_EXAMPLES", "30"))
 SEED = int(os.environ.get("TIDEMILL_FUZZ_SEED", "1"))

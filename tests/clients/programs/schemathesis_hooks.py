@@ -19,7 +19,7 @@ TASKS = {
 MOST_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 #: Values that are accepted and cheap.
 RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(MOST_TOKENS, (1, 24)),
+    **dict.fromkeys(MOST_TOKENS, (1, 4)),
     **dict.fromkeys(("temperature", "presence_penalty", "frequency_penalty"), (0, 2)),
     **dict.fromkeys(("top_p", "min_p", "repetition_penalty"), (0.1, 1)),
     **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs", "min_tokens"), (0, 1)),
@@ -76,6 +76,8 @@ def _tame(case: schemathesis.Case, body: dict[str, Any], chance: Random) -> None
         body["messages"] = CHAT
     task = next((task for end, task in TASKS.items() if case.path.endswith(end)), "generate")
     body["model"] = MODELS[task]
+    if task == "generate" and not body.keys() & set(MOST_TOKENS):
+        body["max_output_tokens" if case.path.endswith("/responses") else "max_tokens"] = 4
 
 
 def _within(value: Any, least: float, most: float) -> Any:
