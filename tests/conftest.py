@@ -20,6 +20,9 @@ from hypothesis import HealthCheck, settings
 
 from support.measured import pytest_terminal_summary as pytest_terminal_summary
 from support.models import demo_model_dir as demo_model_dir
+from support.process_groups import (
+    pytest_collection_modifyitems as pytest_collection_modifyitems,
+)
 from support.process_groups import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from support.valkey import leaked_keys, start_fast_server
 from tidemill.protocol.functions import ensure_library

@@ -54,10 +54,53 @@ GROUPS = {
     "tests/service/test_tls.py": "tls",
 }
 
+#: What their tests share would be made again in each process that runs one of them.
+WHOLE_MODULES = frozenset(
+    {
+        "tests/golden/test_feature_pairs.py",
+        "tests/lora/test_adapted_models.py",
+        "tests/lora/test_adapters.py",
+        "tests/model/test_beam_search.py",
+        "tests/model/test_quantised_kv.py",
+        "tests/model/test_sampled_generation.py",
+        "tests/model/test_several_answers.py",
+        "tests/openai/test_forced_calls.py",
+        "tests/scheduler/test_tokenize_pool.py",
+        "tests/speculation/test_guided_drafts.py",
+        "tests/speculation/test_same_output.py",
+        "tests/speech/test_model.py",
+        "tests/speech/test_transcript.py",
+        "tests/structured/test_guides.py",
+        "tests/structured/test_json_schemas.py",
+        "tests/text/test_tokenizer.py",
+    }
+)
+
+#: Single tests of these take so long that nothing else would be left beside a late one.
+LONG_MODULES = (
+    "tests/chaos/test_chaos.py",
+    "tests/e2e/test_kills.py",
+    "tests/e2e/test_demo.py",
+    "tests/worker/test_worker_process.py",
+    "tests/worker/test_takeover.py",
+    "tests/worker/test_crashes.py",
+    "tests/simulation/test_scale.py",
+    "tests/crash/test_scheduler_crashes.py",
+    "tests/crash/test_worker_crashes.py",
+    "tests/scheduler/test_failover.py",
+)
+
 
 def group_of(test_id: str) -> str:
     """Return the group of a test; one that is in none is a group of its own."""
-    return GROUPS.get(test_id.partition("::")[0], test_id)
+    module = test_id.partition("::")[0]
+    return module if module in WHOLE_MODULES else GROUPS.get(module, test_id)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long tests in front: among groups of one size the first one begins first."""
+    places = {module: place for place, module in enumerate(LONG_MODULES)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 @pytest.hookimpl(optionalhook=True)
