@@ -23,6 +23,7 @@ from tidemill import (
     Producer,
     Result,
     Status,
+    Transcription,
 )
 from tidemill.service.tokenizer import Tokenizer
 
@@ -63,6 +64,8 @@ class Twin(Protocol):
     def cancel(self, job_id: str) -> JobState: ...
 
     def map(self, items: Any, **options: Any) -> Iterator[Any]: ...
+
+    def transcribe(self, audio: Any, **options: Any) -> Transcription: ...
 
     def cancel_batch(self, name: str) -> CancelCounts: ...
 

@@ -33,7 +33,10 @@ def jobs(
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each.")] = False,
     redis_url: RedisUrl = None,
 ) -> None:
-    """List jobs, the newest first; lines of batch objects are in their batch's files instead."""
+    """List jobs, the newest first; lines of batch objects are in their batch's files instead.
+
+    `tidemill jobs --state failed --state dead`
+    """
     with open_producer(redis_url, tenant=tenant) as producer:
         found = islice(producer.jobs(state=state, batch=batch), limit)
         if as_json:
