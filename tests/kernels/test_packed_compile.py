@@ -43,8 +43,16 @@ def build(capability: int, kind: CodeKind, num_rows: int, dtype: str = "bf16") -
     )
 
 
-@pytest.mark.parametrize("kind", [CodeKind.INT4, CodeKind.FP8], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("num_rows", [1, 512])
+@pytest.mark.parametrize(
+    ("kind", "num_rows"),
+    [
+        (CodeKind.INT4, 512),
+        (CodeKind.FP8, 1),
+        pytest.param(CodeKind.INT4, 1, marks=pytest.mark.slow),
+        pytest.param(CodeKind.FP8, 512, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_products_use_tensor_cores_and_do_not_spill_on_hopper(
     kind: CodeKind, num_rows: int
 ) -> None:
