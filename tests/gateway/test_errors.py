@@ -34,6 +34,12 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HELLO = [{"role": "user", "content": "x"}]
 
+#: What no grammar can be made of.
+UNKNOWN_TYPE: dict[str, Any] = {"type": "objec"}
+WRONG_FORMAT = {"type": "json_schema", "name": "a", "schema": UNKNOWN_TYPE}
+WRONG_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": UNKNOWN_TYPE}}
+LAMP = {"type": "function", "function": {"name": "lamp", "parameters": UNKNOWN_TYPE}}
+
 #: Error, status, code, whether OpenAI's clients may try again by themselves.
 TOLD: list[tuple[Exception, int, str, bool]] = [
     (InvalidRequest("a: b", field="a"), 400, "invalid_value", False),
@@ -122,6 +128,10 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (CHAT, {"messages": HELLO, "chat_template": "x"}, 400, "chat_template"),
     (CHAT, {"messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),
     (CHAT, {"messages": HELLO, "response_format": {"type": "poem"}}, 400, "response_format.type"),
+    (CHAT, {"messages": HELLO, "response_format": WRONG_SCHEMA}, 400, "response_format"),
+    (COMPLETIONS, {"prompt": "x", "structured_outputs": {"regex": "("}}, 400, "structured_outputs"),
+    (CHAT, {"messages": HELLO, "tools": [LAMP], "tool_choice": "required"}, 400, "tools"),
+    ("/v1/responses", {"input": "x", "text": {"format": WRONG_FORMAT}}, 400, "text.format"),
     ("/tokenize", {}, 400, "prompt"),
     ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
 ]

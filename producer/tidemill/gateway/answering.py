@@ -14,7 +14,7 @@ from tidemill._request import JobSpec
 from tidemill.gateway.call import Call
 from tidemill.gateway.disconnects import ClientGone, while_connected
 from tidemill.gateway.errors import CLIENT_GONE_STATUS
-from tidemill.gateway.jobs import Piece, RequestJobs, submit
+from tidemill.gateway.jobs import Piece, RequestJobs, renamed, submit
 from tidemill.gateway.shaping.envelope import Envelope, fingerprint_of, usage_of
 from tidemill.gateway.sse import EventStream, event
 from tidemill.protocol.errors import InvalidRequest
@@ -47,8 +47,8 @@ class Plan:
     """What is asked of the queue, and how it is told.
 
     ``kind`` and ``event_kind`` are the ``object`` of the body and of events, ``prompt_field`` the
-    field of the request that jobs know as token ids.  ``late_events`` makes all events of a stream
-    that can begin only when everything is known.
+    field of the request that jobs know as token ids, ``form_field`` that of the form of answers.
+    ``late_events`` makes all events of a stream that can begin only when everything is known.
     """
 
     specs: Sequence[JobSpec]
@@ -62,6 +62,13 @@ class Plan:
     streams: bool = False
     late_events: Callable[[Sequence[Result], Envelope], bytes] | None = None
     includes_usage: bool = False
+    form_field: str = "structured_outputs"
+
+    def name_of(self, _: int, field: str) -> str:
+        """Return what the request calls a field of its jobs."""
+        if field.startswith("prompt_ids"):
+            return field.replace("prompt_ids", self.prompt_field, 1)
+        return self.form_field if field.startswith("structured") else field
 
 
 async def answer(call: Call, plan: Plan) -> Response:
@@ -98,11 +105,7 @@ async def _submit(call: Call, plan: Plan) -> RequestJobs:
     try:
         return await submit(call, plan.specs)
     except InvalidRequest as error:
-        if error.field.startswith("prompt_ids"):
-            # The caller sent no ids, or under another name.
-            error.message = error.message.replace("prompt_ids", plan.prompt_field, 1)
-            error.field = error.field.replace("prompt_ids", plan.prompt_field, 1)
-        raise
+        raise renamed(error, 0, plan.name_of) from None
 
 
 async def _stream(

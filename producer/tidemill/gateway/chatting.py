@@ -10,8 +10,9 @@ from tidemill._structured import take_structured
 from tidemill.gateway.answering import Events, Plan
 from tidemill.gateway.call import Call
 from tidemill.gateway.checks import check_streaming, refuse
+from tidemill.gateway.jobs import renamed
 from tidemill.gateway.openai_models.chat import ChatRequest
-from tidemill.gateway.options import answer_form, job_options
+from tidemill.gateway.options import answer_form, form_field, job_options
 from tidemill.gateway.prompts import LONG_CHARS, cut
 from tidemill.gateway.shaping.chat import (
     ChatEvents,
@@ -22,7 +23,10 @@ from tidemill.gateway.shaping.chat import (
 from tidemill.gateway.shaping.envelope import Envelope
 from tidemill.gateway.shaping.logprobs import TokenNames
 from tidemill.openai.chat import ChatFormats, ChatJob, chat_job
+from tidemill.openai.tools import CallMode
+from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.requests import Kind
+from tidemill.protocol.structured import StructuredOutput
 from tidemill.result import Result
 from tidemill.service.job_inputs import check_kind
 from tidemill.service.tokenizer import Tokenizer
@@ -78,6 +82,7 @@ async def plan_chat(call: Call, body: ChatRequest, *, is_long: bool = False) -> 
         prompt_field="messages",
         streams=body.stream,
         includes_usage=body.includes_usage,
+        form_field="tools" if job.choice.mode is CallMode.FORCED else form_field(body),
     )
 
 
@@ -94,7 +99,7 @@ def make_chat_job(call: Call, body: ChatRequest, tokenizer: Tokenizer) -> ChatJo
         tools=body.tools,
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
-        structured=take_structured({"structured": answer_form(body)}),
+        structured=_form(body),
         formats=ChatFormats.of(
             tokenizer.chat_template,
             tools=settings.tool_call_parser,
@@ -108,6 +113,16 @@ def make_chat_job(call: Call, body: ChatRequest, tokenizer: Tokenizer) -> ChatJo
     if body.add_special_tokens:
         job = replace(job, prompt_ids=tuple(tokenizer.encode(job.prompt)))
     return job
+
+
+def _form(body: ChatRequest) -> StructuredOutput | None:
+    def name_of(_: int, field: str) -> str:
+        return form_field(body) if field.startswith("structured.") else field
+
+    try:
+        return take_structured({"structured": answer_form(body)})
+    except InvalidRequest as error:
+        raise renamed(error, 0, name_of) from None
 
 
 def _check(body: ChatRequest) -> None:

@@ -10,7 +10,7 @@ from tidemill.gateway.answering import Events, Plan
 from tidemill.gateway.call import Call
 from tidemill.gateway.checks import check_streaming, refuse
 from tidemill.gateway.openai_models.completions import CompletionRequest
-from tidemill.gateway.options import answer_form, job_options, key_of_job
+from tidemill.gateway.options import answer_form, form_field, job_options, key_of_job
 from tidemill.gateway.prompts import TextOrIds, prompts_of, token_ids
 from tidemill.gateway.shaping.completions import (
     CompletionEvents,
@@ -75,6 +75,7 @@ async def _plan(
         streams=body.stream,
         late_events=partial(result_events, style) if _is_late(body) else None,
         includes_usage=body.includes_usage,
+        form_field=form_field(body),
     )
 
 

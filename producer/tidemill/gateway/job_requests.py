@@ -63,11 +63,7 @@ async def _generate(call: Call, fields: dict[str, Any]) -> PlannedJob:
         plan = await plan_completion(call, _parsed(CompletionRequest, fields))
     if len(plan.specs) != 1:
         raise refuse("prompt", "a job has one", "Send a request for each.")
-
-    def name_of(_: int, field: str) -> str:
-        return plan.prompt_field if field.startswith("prompt_ids") else field
-
-    return PlannedJob(plan.specs[0], name_of)
+    return PlannedJob(plan.specs[0], plan.name_of)
 
 
 async def _speech(call: Call, job: JobRequest, body: SpeechJobRequest) -> PlannedJob:

@@ -83,7 +83,9 @@ def as_chat(body: CountedRequest) -> ChatRequest:
 
 def _name_of(_: int, field: str) -> str:
     name = field.removeprefix("params.").partition(".")[0]
-    return {"prompt_ids": "messages", "stop": "stop_sequences"}.get(name, field)
+    return {"prompt_ids": "messages", "stop": "stop_sequences", "structured": "tools"}.get(
+        name, field
+    )
 
 
 def _style(plan: Plan) -> ChatStyle:

@@ -59,6 +59,11 @@ def answer_form(body: GenerationRequest) -> dict[str, Any] | None:
     return structured_fields(asked)
 
 
+def form_field(body: GenerationRequest) -> str:
+    """Return the field of a request that says which form its answer has."""
+    return "structured_outputs" if body.response_format is None else "response_format"
+
+
 def key_of_job(key: str | None, index: int, num_jobs: int) -> str | None:
     """Return the idempotency key of one of a request's jobs, given the request's."""
     if key is None or num_jobs == 1:

@@ -52,6 +52,7 @@ _NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
     "reasoning_effort": "reasoning.effort",
+    "structured": "text.format",
 }
 _LOGPROBS = "message.output_text.logprobs"
 
