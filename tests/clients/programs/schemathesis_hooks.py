@@ -1,11 +1,25 @@
 """What schemathesis cannot know of the gateway: names that exist, and what agrees with what."""
 
+import io
 import json
 import os
+import wave
 from random import Random
 from typing import Any
 
 import schemathesis
+
+
+def speech() -> bytes:
+    """A quarter of a second of silence."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(16_000)
+        sound.writeframes(bytes(8_000))
+    return file.getvalue()
+
 
 MODELS = dict(pair.split("=") for pair in os.environ["TIDEMILL_FUZZED_MODELS"].split(","))
 #: The task of the model that a path needs, by the path's end.
@@ -22,8 +36,8 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(MOST_TOKENS, (1, 4)),
     **dict.fromkeys(("temperature", "presence_penalty", "frequency_penalty"), (0, 2)),
     **dict.fromkeys(("top_p", "min_p", "repetition_penalty"), (0.1, 1)),
-    **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs", "min_tokens"), (0, 1)),
-    **dict.fromkeys(("n", "top_n", "top_k", "truncate_prompt_tokens"), (1, 2)),
+    **dict.fromkeys(("logprobs", "min_tokens"), (0, 1)),
+    **dict.fromkeys(("n", "top_n", "top_k"), (1, 2)),
     **dict.fromkeys(("priority", "max_retries"), (0, 9)),
     "seed": (0, 2**31),
 }
@@ -44,8 +58,27 @@ HARD = {
     *("previous_response_id", "background", "store", "callback_url", "batch"),
     *("chat_template_kwargs", "continue_final_message", "add_generation_prompt", "system"),
     *("thinking", "echo"),
+    *("top_logprobs", "prompt_logprobs", "truncate_prompt_tokens", "dimensions", "queries"),
+    *("max_tokens_per_doc", "documents", "timestamp_granularities[]", "language"),
 }
-CHAT = [{"role": "user", "content": "hi"}]
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+#: What a request is about, by its path's end; the longest that fits counts.
+GOOD: dict[str, dict[str, Any]] = {
+    "/completions": {"prompt": "hi"},
+    "/chat/completions": CHAT,
+    "/messages": CHAT,
+    "/count_tokens": CHAT,
+    "/responses": {"input": "hi"},
+    "/input_tokens": {"input": "hi"},
+    "/jobs": {"kind": "generate", "prompt": "hi"},
+    "/tokenize": {"prompt": "hi", "messages": None},
+    "/detokenize": {"tokens": [1, 2]},
+    "/embeddings": {"input": ["hi", "there"]},
+    "/score": {"text_1": "a", "text_2": ["b", "c"]},
+    "/rerank": {"query": "a", "documents": ["b", "c"]},
+    "/transcriptions": {"file": speech()},
+    "/translations": {"file": speech()},
+}
 
 
 @schemathesis.hook
@@ -67,13 +100,18 @@ def _hurry(body: dict[str, Any]) -> None:
         body[name] = _within(body[name], *HASTE[name])
 
 
+def _about(path: str) -> dict[str, Any]:
+    ends = [end for end in GOOD if path.endswith(end)]
+    return GOOD[max(ends, key=len)] if ends else {}
+
+
 def _tame(case: schemathesis.Case, body: dict[str, Any], chance: Random) -> None:
     for name in [name for name in body if name in HARD and chance.random() < 0.9]:
         del body[name]
     for name in body.keys() & RANGES.keys():
         body[name] = _within(body[name], *RANGES[name])
-    if isinstance(body.get("messages"), list):
-        body["messages"] = CHAT
+    if chance.random() < 0.9:
+        body.update(_about(case.path))
     task = next((task for end, task in TASKS.items() if case.path.endswith(end)), "generate")
     body["model"] = MODELS[task]
     if task == "generate" and not body.keys() & set(MOST_TOKENS):
