@@ -18,6 +18,8 @@ from tidemill_gpuworker.speech.ctranslate2 import convert
 
 #: Of a benchmark with several requests at once, each as long as the demo model can take.
 KV_CACHE_BYTES = 1 << 30
+#: Where answers end that a client does not limit and the small model does not end.
+MAX_MODEL_LEN = 2048
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ def running_mill(model_dir: Path, scratch: Path) -> Iterator[Mill]:
         model_dir,
         data_dir,
         *("--max-num-seqs", "16", "--kv-cache-memory-bytes", str(KV_CACHE_BYTES)),
+        *("--max-model-len", str(MAX_MODEL_LEN)),
         name=MODEL_NAME,
         gateway=GatewayOptions(port=port),
         # The receivers of the tests are on this machine.
