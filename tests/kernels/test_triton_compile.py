@@ -1,5 +1,6 @@
 """The Triton kernels compiled for GPUs that are not there: it must compile, and compile well."""
 
+from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
@@ -19,6 +20,10 @@ ELEMENT_SIZES = {"fp32": 4, "fp16": 2, "bf16": 2}
 # Group size, head_dim, block size.
 SIXTEEN_BIT = [(8, 128, 16), (8, 128, 64), (4, 64, 16), (3, 64, 32), (71, 64, 16), (4, 80, 16)]
 FLOAT32 = [(3, 64, 16), (8, 128, 64)]
+# Compiled in every run; the other options below have the first one too.
+FAST_DECODE = [(8, 128, 16), (71, 64, 16)]
+FAST_PREFILL = [(8, 128, 16), (4, 80, 16)]
+FAST_FLOAT32 = [(3, 64, 16)]
 OTHER_GPUS = [80, 100]
 PLAIN = {"WINDOW": 0, "SOFT_CAP": 0.0, "HAS_SINKS": False, "KV_FORMAT": 0}
 # Formats of quantised caches, with Triton's type of their codes and the largest number.
@@ -30,6 +35,12 @@ OPTIONS = {
 }
 ALL_OPTIONS = PLAIN | {"WINDOW": 4096, "SOFT_CAP": 50.0, "HAS_SINKS": True}
 INT32_POINTERS = {"block_tables_ptr", "seq_lens_ptr", "cu_seqlens_ptr"}
+
+
+def others_slow(values: Iterable[Any], fast: Container[Any]) -> list[Any]:
+    """Parameters of which those that are not in ``fast`` are left to ``make slow``."""
+    slow = pytest.mark.slow
+    return [pytest.param(value, marks=() if value in fast else slow) for value in values]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -106,7 +117,7 @@ def check_loads(binary: Binary) -> None:
     assert binary.count("LDGSTS") - wide <= 16
 
 
-@pytest.mark.parametrize("case", SIXTEEN_BIT, ids=str)
+@pytest.mark.parametrize("case", others_slow(SIXTEEN_BIT, FAST_DECODE), ids=str)
 def test_decode_fits_registers_and_shared_memory_on_hopper(case: tuple[int, int, int]) -> None:
     binary = build_decode(HOPPER, "bf16", case)
     assert binary.spills() == 0
@@ -115,7 +126,7 @@ def test_decode_fits_registers_and_shared_memory_on_hopper(case: tuple[int, int,
     check_loads(binary)
 
 
-@pytest.mark.parametrize("case", SIXTEEN_BIT, ids=str)
+@pytest.mark.parametrize("case", others_slow(SIXTEEN_BIT, FAST_PREFILL), ids=str)
 def test_prefill_uses_warpgroup_products_without_spills_on_hopper(
     case: tuple[int, int, int],
 ) -> None:
@@ -145,7 +156,7 @@ def check_options(options: dict[str, int | float]) -> None:
         check_loads(binary)
 
 
-@pytest.mark.parametrize("case", FLOAT32, ids=str)
+@pytest.mark.parametrize("case", others_slow(FLOAT32, FAST_FLOAT32), ids=str)
 def test_float32_neither_spills_nor_turns_into_tf32_on_hopper(case: tuple[int, int, int]) -> None:
     for binary in (build_decode(HOPPER, "fp32", case), build_prefill(HOPPER, "fp32", case)):
         assert binary.spills() == 0
@@ -169,7 +180,7 @@ def test_ampere_and_blackwell_compile_float32_without_spills(capability: int) ->
     assert build_decode(capability, "fp32", (3, 64, 16)).spills() == 0
 
 
-@pytest.mark.parametrize("capability", [HOPPER, *OTHER_GPUS])
+@pytest.mark.parametrize("capability", others_slow([HOPPER, *OTHER_GPUS], [HOPPER]))
 def test_the_small_kernels_compile_without_spills(capability: int) -> None:
     head = {"HEAD_DIM": 128, "DIM_PADDED": 128}
     heads = {"KV_HEADS": 8, "HEADS_PADDED": 8, "BLOCK_SIZE": 16}
@@ -179,12 +190,8 @@ def test_the_small_kernels_compile_without_spills(capability: int) -> None:
     assert write.count(r"STG\.E\.U16") == 0
 
 
-@pytest.mark.parametrize(
-    "capability", [HOPPER, *(pytest.param(gpu, marks=pytest.mark.slow) for gpu in OTHER_GPUS)]
-)
-@pytest.mark.parametrize(
-    "name", ["int8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("e4m3", "e5m2"))]
-)
+@pytest.mark.parametrize("capability", others_slow([HOPPER, *OTHER_GPUS], [HOPPER]))
+@pytest.mark.parametrize("name", others_slow(QUANTISED, ["int8"]))
 def test_quantised_caches_compile_and_cost_no_spills_on_hopper(name: str, capability: int) -> None:
     number, _, largest = QUANTISED[name]
     options = PLAIN | {"KV_FORMAT": number}
