@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(280)]
 
 NUM_JOBS = 200
 PROMPTS = [f"{word} is the thing that" for word in ("Water", "Iron", "Bread", "Light", "Time")]
-MAX_TOKENS = 16
+MAX_TOKENS = 8
 
 
 @dataclass
