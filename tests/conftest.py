@@ -12,7 +12,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # RQ reads it when it is imported, which some tests do before our own module does.
 os.environ["RQ_KEY_PREFIX"] = "tm:rq"
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 
 import pytest
 import redis
@@ -41,6 +42,17 @@ settings.load_profile("patient")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaks_keys: may leave Redis keys without a TTL behind")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import all tests without looking for garbage among millions of objects that stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
