@@ -122,6 +122,12 @@ def test_a_job_that_is_taken_over_goes_on_as_if_nothing_had_happened(speaker: Sp
         assert [s.text for s in resumed.segments] == [s.text for s in job.segments]
 
 
+def test_a_temperature_near_zero_is_greedy(speaker: Speaker) -> None:
+    [coldest, *_] = speaker.run(speaker.job(temperature=1e-300))["a"]
+    [cold, *_] = speaker.run(speaker.job(temperature=9e-6))["a"]
+    assert coldest == cold and coldest
+
+
 def test_a_window_that_was_told_in_part_is_told_to_its_end(speaker: Speaker) -> None:
     [first, *_] = speaker.run(speaker.job(temperature=0.5))["a"]
     resumed = speaker.job(written=list(first[:9]), temperature=0.5)

@@ -15,6 +15,7 @@ _TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MAX_COMPRESSION = 2.4
 _LEAST_LOGPROB = -1.0
 _NO_SPEECH = 0.6
+_GREEDY_TEMPERATURE = 1e-5
 #: What came out at a higher temperature misleads the next window.
 _RESET_TEMPERATURE = 0.5
 
@@ -98,7 +99,8 @@ class Window:
         self.sum_logprob, self.is_over, self.num_decoded = 0.0, False, 0
 
     def _choose(self, logprobs: torch.Tensor) -> int:
-        if not self.temperature:
+        # As SamplingParams has it; dividing by less would leave no number.
+        if self.temperature < _GREEDY_TEMPERATURE:
             return int(logprobs.argmax())
         # The same token whatever shares the step, and whoever takes the job over.
         place = f"{self.job.seq_id} {self.job.seek} {self.attempt} {len(self.sampled)}"
