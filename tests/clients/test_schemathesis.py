@@ -24,13 +24,13 @@ pytestmark = pytest.mark.clients("schemathesis")
 
 GROUP = "schemathesis"
 MODELS = {"generate": "tiny", "embed": "bert", "score": "judge", "transcribe": "whisper"}
+#: Not ``use_after_free``: what a job has produced is kept, although DELETE ends it.
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
     "content_type_conformance",
     "response_schema_conformance",
     "unsupported_method",
-    "use_after_free",
 )
 PHASES = os.environ.get("TIDEMILL_FUZZ_PHASES", "examples,coverage,fuzzing,stateful")
 #: Beside those of the phase ``coverage``, which tries each limit of each field.
@@ -71,7 +71,7 @@ def test_no_request_makes_the_gateway_fail_hang_or_break_its_word(
     url: str, tmp_path: Path, note_client: Callable[..., None]
 ) -> None:
     report = run(url, tmp_path / "report.json")
-    failures = [f"{each['operation']}: {each['title']}" for each in report["failures"]]
+    failures = [f"{each['operations']}: {each['title']}" for each in report["failures"]]
     assert report["exit_code"] == 0, (failures, report["errors"])
     assert report["stop_reason"] == "completed"
     operations, cases = report["operations"], report["test_cases"]

@@ -43,7 +43,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 #: Of all requests: jobs that need not wait, and may take the time that they take.
 HASTE: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(MOST_TOKENS, (-1, 24)),
+    **dict.fromkeys(MOST_TOKENS, (-1, 4)),
     **dict.fromkeys(("deadline", "max_queue", "stall_timeout"), (60, 600)),
     "delay": (-1, 0),
 }
