@@ -1,4 +1,4 @@
-"""The real worker process with the demo model: start, kill, take over, bad settings."""
+"""The real worker process: start, kill, take over, bad settings."""
 
 import os
 import signal
@@ -13,6 +13,7 @@ import redis
 
 from support import shard
 from support.shard import KEYS
+from support.tiny_chat_model import save_tiny_chat_model
 from support.wait import wait_until
 from support.worker_rig import result_of, state_of, submit
 from tidemill.cli.child import ERROR_PREFIX
@@ -27,8 +28,6 @@ from tidemill.protocol.messages import (
 )
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.service.tokenizer import Tokenizer
-
-pytestmark = pytest.mark.model
 
 NUM_TOKENS = 48
 OPTIONS = ("--device", "cpu", "--dtype", "float32", "--num-gpu-blocks-override", "256")
@@ -90,6 +89,7 @@ def _chunks(client: redis.Redis, job_id: str) -> list[TokenChunk]:
     return [decode(fields[b"d"], TokenChunk) for _, fields in log if b"d" in fields]
 
 
+@pytest.mark.model
 def test_streams_go_on_without_a_gap_when_their_worker_is_killed(
     redis_client: redis.Redis, redis_url: str, demo_model_dir: Path, epoch: int
 ) -> None:
@@ -154,9 +154,9 @@ def _values(told: Sequence[TokenLogprobs | None]) -> list[float]:
 
 
 def test_a_worker_registers_what_producers_need(
-    redis_client: redis.Redis, redis_url: str, demo_model_dir: Path
+    redis_client: redis.Redis, redis_url: str, tmp_path: Path
 ) -> None:
-    with worker(redis_url, demo_model_dir) as (process, worker_id):
+    with worker(redis_url, save_tiny_chat_model(tmp_path)) as (process, worker_id):
         card = decode(redis_client.hget(KEYS.model("smol"), "card") or b"", ModelCard)
         bundle = redis_client.get(KEYS.tokenizer(card.tokenizer_digest)) or b""
         assert Tokenizer.from_bundle(bundle).digest == card.tokenizer_digest
