@@ -12,6 +12,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # RQ reads it when it is imported, which some tests do before our own module does.
 os.environ["RQ_KEY_PREFIX"] = "tm:rq"
 
+import atexit
 import gc
 from collections.abc import Generator, Iterator
 
@@ -52,6 +53,8 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        # Libraries look for what is left of theirs when the interpreter ends.
+        atexit.register(gc.unfreeze)
         gc.enable()
 
 
