@@ -1,5 +1,6 @@
 """Files and batches of one tenant, as the gateway and the command line use them."""
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
 from types import TracebackType
 from typing import Any, Self
@@ -131,7 +132,10 @@ class AsyncBatches:
     async def content(self, file_id: str) -> tuple[StoredFile, AsyncIterator[bytes]]:
         """Return a file and its content, piece by piece; raises ``NoSuchObject``."""
         file = await self.file(file_id)
-        return file, content_of(self._blobs, file_blob(self._keys, self._tenant, file_id))
+        name = file_blob(self._keys, self._tenant, file_id)
+        # Told here, where an answer may still be an error, and not when half of it is out.
+        await asyncio.to_thread(self._blobs.size, name)
+        return file, content_of(self._blobs, name)
 
     async def delete_file(self, file_id: str) -> None:
         """Delete a file; a batch that reads it goes on.  Raises ``NoSuchObject``."""

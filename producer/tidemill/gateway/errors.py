@@ -18,6 +18,7 @@ from tidemill.protocol.errors import (
     AccessDenied,
     BatchClosed,
     BlobError,
+    BlobUnavailable,
     BrokerError,
     ContextExceeded,
     Forbidden,
@@ -44,6 +45,7 @@ _log = logging.getLogger(__name__)
 #: OpenAI's clients give up for good where they are told to wait longer.
 MAX_RETRY_AFTER_SECONDS = 120
 BROKER_RETRY_AFTER_SECONDS = 2
+_STORE_RETRY_AFTER_SECONDS = 5
 #: What nginx calls a client that left before its answer; nobody reads it but the metrics.
 CLIENT_GONE_STATUS = 499
 
@@ -143,6 +145,15 @@ def _broker_away(error: BrokerError) -> ApiError:
     return ApiError(503, "the queue cannot be reached", _SERVER, "unavailable", headers=headers)
 
 
+def _store_away(error: BlobUnavailable) -> ApiError:
+    headers = _retry_after(_STORE_RETRY_AFTER_SECONDS)
+    _log.warning("%s", error.one_line())
+    # Addresses within the operator's network are not the client's to know.
+    return ApiError(
+        503, "the store of files cannot be reached", _SERVER, "unavailable", headers=headers
+    )
+
+
 def _retry_after(seconds: float) -> dict[str, str]:
     whole = math.ceil(seconds) if math.isfinite(seconds) else MAX_RETRY_AFTER_SECONDS
     return {"retry-after": str(min(MAX_RETRY_AFTER_SECONDS, max(1, whole)))}
@@ -220,6 +231,7 @@ _TOLD: tuple[tuple[type[Exception], Callable[[Any], ApiError]], ...] = (
     (JobCancelled, _of_job(409, _INVALID, "job_cancelled")),
     (NoSuchObject, _of_job(404, _INVALID, "not_found")),
     (WrongState, _of_job(409, _INVALID, "invalid_state")),
+    (BlobUnavailable, _store_away),
     (BlobError, _of_job(503, _SERVER, "unavailable")),
     (TidemillError, _of_job(500, _SERVER, "internal_error")),
     (HTTPException, _http),

@@ -36,7 +36,8 @@ TidemillError
 ├── NoSuchObject                 no file or batch of this id, or it has expired
 ├── WrongState                   what was asked for does not go with the state of a batch
 ├── BlobError                    the store of files and large values refused something
-│   └── BlobNotFound
+│   ├── BlobNotFound
+│   └── BlobUnavailable          it does not answer
 ├── FencingError                 this process lost the right to write
 │   ├── StaleEpoch               a newer scheduler leads
 │   └── StaleFence               a newer attempt owns the job
@@ -315,6 +316,10 @@ class BlobError(TidemillError):
 
 class BlobNotFound(BlobError):
     """The store has no blob of this name."""
+
+
+class BlobUnavailable(BlobError):
+    """The store does not answer; it may do so later."""
 
 
 class FencingError(TidemillError):

@@ -1,6 +1,7 @@
 """Named blobs in a local directory or any file system that fsspec knows."""
 
 import functools
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,17 @@ from uuid import uuid4
 
 from tidemill.protocol.errors import BlobError, BlobNotFound, ConfigError
 from tidemill.service.blobs.failures import translate
+from tidemill.service.blobs.remote import (
+    BLOCK_BYTES,
+    BlobFile,
+    bound_retries,
+    open_options,
+    protocols,
+)
 from tidemill.service.blobs.writers import PART_SUFFIX, BlobWriter, LocalWriter, RemoteWriter
+
+_REMOTE_READS = {"block_size": BLOCK_BYTES}
+_BUFFER_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,34 +37,41 @@ class BlobStore:
     """A tree of blobs below ``url``, such as ``/var/lib/tidemill/blobs`` or ``s3://bucket/prefix``.
 
     All calls block.  Names are paths without a leading slash.  Raises ``ConfigError`` for an
-    address that nobody can open, ``BlobNotFound`` and ``BlobError`` from then on.
+    address that nobody can open, ``BlobNotFound``, ``BlobUnavailable`` and ``BlobError`` from then
+    on.
     """
 
     def __init__(self, url: str) -> None:
         self._fs, self._root = _open_file_system(url)
-        self.is_local = "file" in _protocols(self._fs)
+        self.is_local = "file" in protocols(self._fs)
+        #: For people; never with a password, which fsspec takes out of an address.
+        self.title = self._root if self.is_local else f"{protocols(self._fs)[0]}://{self._root}"
 
     def writer(self, name: str) -> BlobWriter:
         """Return a writer of the blob ``name``."""
         path = self._path(name)
         if self.is_local:
-            return LocalWriter(path, f"{path}.{uuid4().hex}{PART_SUFFIX}")
-        return RemoteWriter(self._fs, path)
+            return LocalWriter(path, f"{path}.{uuid4().hex}{PART_SUFFIX}", self.title)
+        return RemoteWriter(self._fs, path, self.title)
 
     @contextmanager
     def reader(self, name: str) -> Iterator[BinaryIO]:
         """Open a blob; it can be sought in."""
-        with translate(name), self._fs.open(self._path(name), "rb") as file:
-            yield cast(BinaryIO, file)
+        path = self._path(name)
+        with translate(name, self.title):
+            file = self._fs.open(path, "rb", **({} if self.is_local else _REMOTE_READS))
+        with file:
+            raw = BlobFile(file, name, self.title)
+            yield cast(BinaryIO, io.BufferedReader(raw, _BUFFER_BYTES))
 
     def read(self, name: str) -> bytes:
         """Return the whole content of a blob."""
-        with self.reader(name) as file, translate(name):
+        with self.reader(name) as file, translate(name, self.title):
             return file.read()
 
     def size(self, name: str) -> int:
         """Return how many bytes a blob has."""
-        with translate(name):
+        with translate(name, self.title):
             self._fs.invalidate_cache()
             return int(self._fs.size(self._path(name)))
 
@@ -67,7 +85,7 @@ class BlobStore:
 
     def delete(self, name: str) -> None:
         """Delete a blob, or all blobs whose names begin with ``name`` and a slash, if there are."""
-        with translate(name):
+        with translate(name, self.title):
             self._fs.invalidate_cache()
             try:
                 self._fs.rm(self._path(name), recursive=True)
@@ -77,7 +95,7 @@ class BlobStore:
     def list(self, prefix: str = "") -> Iterator[BlobInfo]:
         """Return the blobs below a prefix, incomplete ones included."""
         top = self._path(prefix) if prefix else self._root
-        with translate(prefix):
+        with translate(prefix, self.title):
             self._fs.invalidate_cache()
             found = self._fs.find(top, detail=True) if self._fs.exists(top) else {}
         for path, told in sorted(found.items()):
@@ -93,12 +111,13 @@ class BlobStore:
 def _open_file_system(url: str) -> tuple[Any, str]:
     url_to_fs = _fsspec()
     try:
-        fs, root = url_to_fs(url)
+        fs, root = url_to_fs(url, **open_options(url))
+        bound_retries(fs)
     except (ImportError, ValueError, OSError) as error:
         raise ConfigError(
             f"the blob store {url!r} cannot be opened: {error}",
             fix="TIDEMILL_BLOB_URL takes a directory or an address that fsspec knows;"
-            " s3:// needs the package s3fs.",
+            " s3:// needs tidemill[s3].",
         ) from error
     return fs, root.rstrip("/")
 
@@ -114,10 +133,6 @@ def _fsspec() -> Any:
             fix="Install tidemill[batches], tidemill[gateway] or tidemill[scheduler].",
         ) from error
     return url_to_fs
-
-
-def _protocols(fs: Any) -> tuple[str, ...]:
-    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
 def _age_seconds(told: dict[str, Any]) -> float:

@@ -6,7 +6,9 @@ from tempfile import NamedTemporaryFile
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
+from tidemill.protocol.errors import BlobError, BlobNotFound
 from tidemill.service.blobs.failures import translate
+from tidemill.service.blobs.remote import send
 
 #: Ends the names of blobs that are not complete yet.
 PART_SUFFIX = ".part"
@@ -34,20 +36,20 @@ class BlobWriter(Protocol):
 class LocalWriter:
     """Writes beside the final place, then renames."""
 
-    def __init__(self, path: str, part: str) -> None:
-        self._path, self._part = Path(path), Path(part)
-        with translate(self._path.name):
+    def __init__(self, path: str, part: str, store: str) -> None:
+        self._path, self._part, self._store = Path(path), Path(part), store
+        with translate(self._path.name, self._store):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file: BinaryIO = self._part.open("xb")
 
     def write(self, data: bytes) -> None:
         """Append."""
-        with translate(self._path.name):
+        with translate(self._path.name, self._store):
             self._file.write(data)
 
     def commit(self) -> None:
         """Let the blob appear, after its content is on the disk."""
-        with translate(self._path.name):
+        with translate(self._path.name, self._store):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
@@ -63,7 +65,7 @@ class LocalWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with translate(self._path.name):
+        with translate(self._path.name, self._store):
             self._file.close()
             self._part.unlink(missing_ok=True)
 
@@ -74,21 +76,26 @@ class RemoteWriter:
     Not every store can be told to forget what it was sent, and none notices a sender's death.
     """
 
-    def __init__(self, fs: Any, path: str) -> None:
-        self._fs, self._path = fs, path
+    def __init__(self, fs: Any, path: str, store: str) -> None:
+        self._fs, self._path, self._store = fs, path, store
         self._file = NamedTemporaryFile(prefix="tidemill-blob-")  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
         """Append."""
-        with translate(self._path):
+        with translate(self._path, self._store):
             self._file.write(data)
 
     def commit(self) -> None:
         """Let the blob appear."""
-        with translate(self._path):
-            self._file.flush()
-            self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
-            self._fs.put_file(self._file.name, self._path)
+        try:
+            with translate(self._path, self._store):
+                self._file.flush()
+                send(self._fs, self._file.name, self._path)
+        except BlobNotFound as error:
+            # A bucket is its owner's to make: it has a place, rights and a price.
+            raise BlobError(
+                f"the blob store {self._store} does not exist", fix="Create its bucket."
+            ) from error
 
     def __enter__(self) -> Self:
         return self
