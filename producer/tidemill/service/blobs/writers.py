@@ -78,17 +78,18 @@ class RemoteWriter:
 
     def __init__(self, fs: Any, path: str, store: str) -> None:
         self._fs, self._path, self._store = fs, path, store
+        self._name = path.rpartition("/")[2]
         self._file = NamedTemporaryFile(prefix="tidemill-blob-")  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
         """Append."""
-        with translate(self._path, self._store):
+        with translate(self._name, self._store):
             self._file.write(data)
 
     def commit(self) -> None:
         """Let the blob appear."""
         try:
-            with translate(self._path, self._store):
+            with translate(self._name, self._store):
                 self._file.flush()
                 send(self._fs, self._file.name, self._path)
         except BlobNotFound as error:

@@ -1,0 +1,346 @@
+"""Files and batches on a store that speaks S3: as in a directory, and within bounds."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from support.batch_shop import ENDPOINT, jsonl, request_line, serving
+from support.s3_server import KEYS as AWS_KEYS
+from support.s3_server import running_s3_server
+from support.shard import KEYS
+from support.wait import wait_until
+from tidemill.protocol.errors import BlobError, BlobNotFound, BlobUnavailable
+from tidemill.protocol.files import file_blob
+from tidemill.service.blobs import remote
+from tidemill.service.blobs.identity import store_identity
+from tidemill.service.blobs.store import BlobStore
+from tidemill_scheduler.batches.sweep import StoreSweep
+
+_MISSING = [name for name in ("s3fs", "moto") if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.s3,
+    pytest.mark.skipif(bool(_MISSING), reason=f"needs {', '.join(_MISSING)}: make s3-check"),
+]
+
+BUCKET = "tide"
+BIG_BYTES = 60 << 20
+#: What the gateway may take beside the file: blocks on their way, and s3fs itself.
+BIG_GROWTH_BYTES = 48 << 20
+
+
+@pytest.fixture(scope="module")
+def s3_address() -> Iterator[str]:
+    with running_s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def s3_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """The environment of whoever speaks to the server; file systems are not kept from before."""
+    from s3fs import S3FileSystem
+
+    for name, value in AWS_KEYS.items():
+        monkeypatch.setenv(name, value)
+    S3FileSystem.clear_instance_cache()
+    yield monkeypatch
+    S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def s3_url(s3_address: str, s3_keys: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A new folder of a bucket."""
+    from s3fs import S3FileSystem
+
+    s3_keys.setenv("AWS_ENDPOINT_URL_S3", s3_address)
+    S3FileSystem().mkdirs(BUCKET, exist_ok=True)
+    return f"s3://{BUCKET}/{tmp_path.name}"
+
+
+@pytest.fixture
+def store(s3_url: str) -> BlobStore:
+    return BlobStore(s3_url)
+
+
+def put(store: BlobStore, name: str, data: bytes) -> None:
+    with store.writer(name) as writer:
+        writer.write(data)
+        writer.commit()
+
+
+def test_a_blob_is_written_replaced_read_in_ranges_listed_and_deleted(store: BlobStore) -> None:
+    put(store, "a/b/one", b"old")
+    put(store, "a/b/one", b"first\nsecond\nthird\n")
+    put(store, "a/two", b"2")
+    with store.reader("a/b/one") as file:
+        file.seek(6)
+        assert file.readline() == b"second\n"
+        assert file.read(3) == b"thi"
+        file.seek(0)
+        assert list(file) == [b"first\n", b"second\n", b"third\n"]
+    found = {blob.name: blob.num_bytes for blob in store.list("a")}
+    assert found == {"a/b/one": 19, "a/two": 1}
+    assert all(0 <= blob.age_seconds < 600 for blob in store.list())
+    store.delete("a")
+    store.delete("a")
+    assert not list(store.list()) and not store.has("a/two")
+    with pytest.raises(BlobNotFound, match=f"a/two in s3://{BUCKET}/"):
+        store.read("a/two")
+
+
+def test_a_blob_is_not_seen_before_its_commit_nor_without_one(store: BlobStore) -> None:
+    with store.writer("a") as writer:
+        writer.write(bytes(20 << 20))
+        assert not store.has("a")
+    assert not list(store.list())
+
+
+def test_what_another_process_replaced_is_not_remembered(s3_url: str) -> None:
+    one = BlobStore(s3_url)
+    put(one, "a", b"short")
+    assert [blob.num_bytes for blob in one.list()] == [5]
+    program = (
+        "import sys; from batches.test_s3 import *; put(BlobStore(sys.argv[1]), 'a', b'x' * 9)"
+    )
+    tests = Path(__file__).parents[1]
+    subprocess.run([sys.executable, "-c", program, s3_url], cwd=tests, check=True)
+    assert one.read("a") == b"x" * 9
+
+
+def test_processes_with_one_store_read_one_identity(s3_url: str) -> None:
+    assert store_identity(BlobStore(s3_url)) == store_identity(BlobStore(f"{s3_url}/"))
+
+
+def test_a_bucket_that_does_not_exist_is_told_by_name(s3_url: str) -> None:
+    store = BlobStore("s3://nobodys-bucket/x")
+    with pytest.raises(BlobError, match="s3://nobodys-bucket/x does not exist") as refused:
+        put(store, "a", b"x")
+    assert "Create its bucket" in refused.value.one_line()
+    assert not store.has("a")
+
+
+def test_a_server_that_is_not_there_is_told_by_name(s3_keys: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        s3_keys.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{taken.getsockname()[1]}")
+    store = BlobStore("s3://tide/x")
+    told = re.compile("s3://tide/x cannot be reached.*AWS_ENDPOINT_URL_S3", re.DOTALL)
+    with pytest.raises(BlobUnavailable) as away:
+        put(store, "a", b"x")
+    assert told.search(away.value.one_line())
+    for call in (store.read, store.has, store.delete):
+        with pytest.raises(BlobUnavailable):
+            call("a")
+    with pytest.raises(BlobUnavailable):
+        list(store.list())
+
+
+def test_a_server_that_says_nothing_is_given_up(s3_keys: pytest.MonkeyPatch) -> None:
+    s3_keys.setattr(remote, "_READ_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        s3_keys.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        store = BlobStore("s3://tide/x")
+        with pytest.raises(BlobUnavailable, match="s3://tide/x cannot be reached"):
+            store.size("a")
+
+
+def test_keys_that_are_missing_are_asked_for(
+    s3_address: str, s3_keys: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    s3_keys.setenv("AWS_ENDPOINT_URL_S3", s3_address)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        s3_keys.delenv(name)
+    s3_keys.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        s3_keys.setenv(name, str(tmp_path / "none"))
+    with pytest.raises(BlobError, match="s3://tide/x refused a") as refused:
+        put(BlobStore("s3://tide/x"), "a", b"x")
+    assert "Set AWS_ACCESS_KEY_ID" in refused.value.one_line()
+
+
+@dataclass
+class Gateway:
+    """A gateway as a process of its own."""
+
+    url: str
+    process: "subprocess.Popen[bytes]"
+
+    def peak_bytes(self) -> int:
+        """The most memory that it has had."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        [kib] = re.findall(r"VmHWM:\s+(\d+) kB", status)
+        return int(kib) * 1024
+
+
+@contextlib.contextmanager
+def gateway(redis_url: str, blob_url: str) -> Iterator[Gateway]:
+    import httpx2 as httpx
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    environment = {
+        **os.environ,
+        "TIDEMILL_REDIS_URL": redis_url,
+        "TIDEMILL_BLOB_URL": blob_url,
+        "TIDEMILL_SHARD": KEYS.shard,
+    }
+    command = [sys.executable, "-m", "tidemill.gateway", "--port", str(port)]
+    process = subprocess.Popen(command, env=environment)
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{url}/version", timeout=5).status_code == 200
+        return False
+
+    try:
+        wait_until(answers, 60)
+        yield Gateway(url, process)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@contextlib.contextmanager
+def batch_runner(redis_url: str, blob_url: str) -> Iterator[None]:
+    tests = Path(__file__).parents[1]
+    program = "import sys; from support.batch_runner import main; main(*sys.argv[1:])"
+    process = subprocess.Popen([sys.executable, "-c", program, redis_url, blob_url], cwd=tests)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def send(site: Gateway, content: Any) -> Any:
+    """Send a file as OpenAI's clients do, piece by piece."""
+    import httpx2 as httpx
+
+    edge = "edge"
+    head = (
+        f'--{edge}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{edge}\r\n'
+        'Content-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
+    )
+
+    def body() -> Iterator[bytes]:
+        yield head.encode()
+        yield from content
+        yield f"\r\n--{edge}--\r\n".encode()
+
+    headers = {"content-type": f"multipart/form-data; boundary={edge}"}
+    return httpx.post(f"{site.url}/v1/files", content=body(), headers=headers, timeout=100)
+
+
+def test_a_batch_runs_to_its_end_and_two_gateways_share_its_files(
+    redis_client: redis.Redis, redis_url: str, s3_url: str, store: BlobStore
+) -> None:
+    import httpx2 as httpx
+
+    good, bad = [request_line(n) for n in range(40)], request_line(99, model="nobody's")
+    with (
+        gateway(redis_url, s3_url) as here,
+        gateway(redis_url, s3_url) as there,
+        batch_runner(redis_url, s3_url),
+        serving(redis_url),
+    ):
+        file = send(here, [jsonl([*good, bad])]).json()
+        asked = {"input_file_id": file["id"], "endpoint": ENDPOINT, "completion_window": "24h"}
+        batch = httpx.post(f"{there.url}/v1/batches", json=asked, timeout=30).json()
+        path = f"/v1/batches/{batch['id']}"
+
+        def told() -> Any:
+            return httpx.get(f"{here.url}{path}", timeout=30).json()
+
+        wait_until(lambda: told()["status"] in ("completed", "failed"), 90)
+        batch = told()
+        assert batch["status"] == "completed", batch
+        assert batch["request_counts"] == {"total": 41, "completed": 40, "failed": 1}
+        lines = [
+            json.loads(line)
+            for kind in ("output", "error")
+            for site in (here, there)
+            for line in httpx.get(
+                f"{site.url}/v1/files/{batch[f'{kind}_file_id']}/content", timeout=30
+            ).content.splitlines()
+        ]
+        wanted = [line["custom_id"] for line in [*good, bad] for _ in range(2)]
+        assert sorted(line["custom_id"] for line in lines) == sorted(wanted)
+        assert not list(store.list(f"{KEYS.shard}/parts"))
+        gone = f"/v1/files/{batch['output_file_id']}"
+        assert httpx.delete(f"{there.url}{gone}", timeout=30).json()["deleted"]
+        for rest in ("", "/content"):
+            assert httpx.get(f"{here.url}{gone}{rest}", timeout=30).status_code == 404
+
+
+async def test_a_deleted_file_leaves_the_bucket_with_the_next_sweep(
+    redis_client: redis.Redis, redis_url: str, s3_url: str, store: BlobStore
+) -> None:
+    from tidemill.batches.client import AsyncBatches
+
+    async def content() -> Any:
+        yield b"x"
+
+    async with AsyncBatches(redis_url, blobs=store) as client:
+        file = await client.create_file(content(), filename="a", purpose="batch")
+        await client.delete_file(file.file_id)
+    name = file_blob(KEYS, "default", file.file_id)
+    assert store.has(name)
+    redis_client.zadd(KEYS.stored_until, {f"file default {file.file_id}": 1})
+    async with redis.asyncio.Redis.from_url(redis_url) as leader:
+        assert await StoreSweep(leader, KEYS, store).forget_due() == 1
+    assert not store.has(name)
+
+
+def test_a_large_file_goes_in_and_out_and_is_never_whole_in_memory(
+    redis_client: redis.Redis, redis_url: str, s3_url: str, store: BlobStore
+) -> None:
+    import httpx2 as httpx
+
+    piece = bytes(range(256)) * 4096
+    with gateway(redis_url, s3_url) as site:
+        small = send(site, [b"x"]).json()["id"]
+        assert httpx.get(f"{site.url}/v1/files/{small}/content", timeout=30).content == b"x"
+        before = site.peak_bytes()
+        file = send(site, (piece for _ in range(BIG_BYTES // len(piece)))).json()
+        assert file["bytes"] == BIG_BYTES
+        sent = site.peak_bytes()
+        num_bytes = 0
+        with httpx.stream("GET", f"{site.url}/v1/files/{file['id']}/content", timeout=60) as answer:
+            for data in answer.iter_bytes(len(piece)):
+                assert data == piece
+                num_bytes += len(data)
+        assert num_bytes == BIG_BYTES
+        print(f"peak: {before >> 20} MiB, sent {sent >> 20}, read {site.peak_bytes() >> 20}")
+        assert site.peak_bytes() - before < BIG_GROWTH_BYTES
+    name = file_blob(KEYS, "default", file["id"])
+    with store.reader(name) as blob:
+        blob.seek(BIG_BYTES - 256)
+        assert blob.read() == bytes(range(256))
+
+
+def test_a_store_that_is_away_makes_a_503_that_says_when_to_come_again(
+    redis_client: redis.Redis, redis_url: str, s3_url: str, s3_keys: pytest.MonkeyPatch
+) -> None:
+    import httpx2 as httpx
+
+    with gateway(redis_url, s3_url) as well:
+        file_id = send(well, [b"x"]).json()["id"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        s3_keys.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{taken.getsockname()[1]}")
+    with gateway(redis_url, s3_url) as cut_off:
+        read = httpx.get(f"{cut_off.url}/v1/files/{file_id}/content", timeout=60)
+        for answer in (send(cut_off, [b"x"]), read):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert answer.json()["error"]["message"] == "the store of files cannot be reached"
+        assert httpx.get(f"{cut_off.url}/v1/files", timeout=30).json()["data"][0]["id"] == file_id
