@@ -5,12 +5,19 @@ import importlib.util
 import itertools
 import re
 import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from tidemill.gateway.config import parse_arguments as parse_gateway
 from tidemill.protocol.library import library_source
+from tidemill.service.config import ServiceConfig, load_config
+from tidemill_gpuworker.options.command_line import parse_config as parse_worker
+from tidemill_scheduler.config import parse_arguments as parse_scheduler
+from tidemill_webhooks.config import worker_config as parse_webhooks
 
 ROOT = Path(__file__).parents[1]
 SOURCE_ROOTS = ("producer", "scheduler", "gpuworker", "kernels")
@@ -77,13 +84,68 @@ def test_every_direct_dependency_is_pinned() -> None:
     assert names <= pinned
 
 
+#: How each process of a container reads its command line.
+PARSERS: dict[str, Callable[[Sequence[str], ServiceConfig], Any]] = {
+    "tidemill.gateway": lambda words, service: parse_gateway(words, service, ()),
+    "tidemill_gpuworker": parse_worker,
+    "tidemill_scheduler": parse_scheduler,
+    "tidemill_webhooks": parse_webhooks,
+}
+
+
+def containers() -> dict[str, Any]:
+    """Our services as compose reads them: with defaults for variables that are not set."""
+    text = (ROOT / "docker" / "compose.yaml").read_text()
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    text = re.sub(r"\$\{\w+:\?[^}]*\}", "/models/one", text)
+    assert "$" not in text
+    compose = yaml.safe_load(text)
+    assert {volume.partition(":")[0] for _, volume in mounts(compose)} <= {
+        *compose["volumes"],
+        "/models/one",
+    }
+    return {name: one for name, one in compose["services"].items() if "entrypoint" in one}
+
+
+def mounts(compose: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Pairs of a service and one of its volumes."""
+    for name, service in compose["services"].items():
+        yield from ((name, volume) for volume in service.get("volumes", ()))
+
+
 def test_containers_start_processes_that_exist() -> None:
-    compose = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
-    modules = [s["entrypoint"][-1] for s in compose["services"].values() if "entrypoint" in s]
-    assert sorted(modules) == ["tidemill_gpuworker", "tidemill_scheduler"]
+    modules = [service["entrypoint"][-1] for service in containers().values()]
+    assert sorted(modules) == sorted(PARSERS)
     assert all(importlib.util.find_spec(f"{module}.__main__") for module in modules)
     image = (ROOT / "docker" / "Dockerfile").read_text()
     assert "PYTHONSAFEPATH=1" in image and "USER tidemill" in image
+
+
+@pytest.mark.parametrize("name", sorted(containers()))
+def test_the_command_of_a_container_is_one_that_its_process_takes(name: str) -> None:
+    service = containers()[name]
+    environment = {key: value for key, value in service["environment"].items() if value}
+    config = load_config(environment)
+    settings = PARSERS[service["entrypoint"][-1]](service["command"], config)
+    assert settings.redis_url == "redis://broker:6379/0"
+    probe = service["healthcheck"]["test"]
+    assert probe[:3] == ["CMD", "python", "-c"]
+    ast.parse(probe[3])
+    port = getattr(settings, "metrics_port", None) or settings.port
+    path = "health" if name == "gateway" else "healthz"
+    assert f"'http://127.0.0.1:{port}/{path}'" in probe[3]
+
+
+def test_containers_that_read_files_share_their_volume() -> None:
+    for name in ("gateway", "scheduler", "worker"):
+        service = containers()[name]
+        assert f"files:{service['environment']['TIDEMILL_BLOB_URL']}" in service["volumes"]
+    # A new volume has the owner of the image's folder, which must be the one that writes.
+    user, made = (
+        (ROOT / "docker" / "Dockerfile").read_text().index(words)
+        for words in ("USER tidemill", "mkdir -p .cache blobs")
+    )
+    assert user < made
 
 
 def test_the_documented_variables_are_the_ones_that_are_read() -> None:
