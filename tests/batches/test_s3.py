@@ -1,5 +1,6 @@
 """Files and batches on a store that speaks S3: as in a directory, and within bounds."""
 
+import asyncio
 import contextlib
 import importlib.util
 import json
@@ -16,11 +17,12 @@ from typing import Any
 import pytest
 import redis
 
-from support.batch_shop import ENDPOINT, jsonl, request_line, serving
+from support.batch_shop import ENDPOINT, create, jsonl, outcome, request_line, serving
+from support.forwarder import Forwarder
 from support.s3_server import KEYS as AWS_KEYS
 from support.s3_server import running_s3_server
 from support.shard import KEYS
-from support.wait import wait_until
+from support.wait import wait_until, wait_until_async
 from tidemill.protocol.errors import BlobError, BlobNotFound, BlobUnavailable
 from tidemill.protocol.files import file_blob
 from tidemill.service.blobs import remote
@@ -212,15 +214,17 @@ def gateway(redis_url: str, blob_url: str) -> Iterator[Gateway]:
 
 
 @contextlib.contextmanager
-def batch_runner(redis_url: str, blob_url: str) -> Iterator[None]:
+def batch_runner(redis_url: str, blob_url: str, log: Path | None = None) -> Iterator[None]:
     tests = Path(__file__).parents[1]
     program = "import sys; from support.batch_runner import main; main(*sys.argv[1:])"
-    process = subprocess.Popen([sys.executable, "-c", program, redis_url, blob_url], cwd=tests)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
+    command = [sys.executable, "-c", program, redis_url, blob_url]
+    with log.open("wb") if log else contextlib.nullcontext() as stderr:
+        process = subprocess.Popen(command, cwd=tests, stderr=stderr)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
 
 
 def send(site: Gateway, content: Any) -> Any:
@@ -281,6 +285,34 @@ def test_a_batch_runs_to_its_end_and_two_gateways_share_its_files(
         assert httpx.delete(f"{there.url}{gone}", timeout=30).json()["deleted"]
         for rest in ("", "/content"):
             assert httpx.get(f"{here.url}{gone}{rest}", timeout=30).status_code == 404
+
+
+async def test_a_batch_waits_for_a_store_that_is_away_and_loses_nothing(
+    redis_client: redis.Redis,
+    redis_url: str,
+    s3_address: str,
+    s3_url: str,
+    store: BlobStore,
+    s3_keys: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    from tidemill.batches.client import AsyncBatches
+
+    server, log = s3_address.removeprefix("http://"), tmp_path / "log"
+    async with AsyncBatches(redis_url, blobs=store) as client:
+        batch = await create(client, [request_line(n) for n in range(40)])
+        with Forwarder("") as way, serving(redis_url):
+            port = way.url.rpartition(":")[2].partition("/")[0]
+            s3_keys.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
+            with batch_runner(redis_url, s3_url, log):
+                await wait_until_async(lambda: b"cannot be reached" in log.read_bytes(), 90)
+                assert b"begins again" in log.read_bytes()
+                way.move_to(server)
+                while not (batch := await client.batch(batch.batch_id)).state.is_terminal:
+                    await asyncio.sleep(0.1)
+        output, errors = await outcome(client, batch)
+    assert sorted(line["custom_id"] for line in output) == sorted(f"id-{n}" for n in range(40))
+    assert not errors
 
 
 async def test_a_deleted_file_leaves_the_bucket_with_the_next_sweep(

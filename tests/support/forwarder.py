@@ -11,7 +11,10 @@ _BUFFER_BYTES = 65_536
 
 
 class Forwarder:
-    """Forwards every connection to the server behind a Unix socket; a context manager."""
+    """Forwards every connection to the server behind a Unix socket, or at ``host:port``.
+
+    A context manager.
+    """
 
     def __init__(self, socket_path: str) -> None:
         self._target = socket_path
@@ -85,19 +88,30 @@ class Forwarder:
                 self._connect(client)
 
     def _connect(self, client: socket.socket) -> None:
-        server = socket.socket(socket.AF_UNIX)
         with self._lock:
             target = self._target
         try:
-            server.connect(target)
+            server = _dial(target)
         except OSError:
-            server.close()
             client.close()
             return
         pair = _Pair(self, client, server)
         with self._lock:
             self._pairs.add(pair)
         pair.start()
+
+
+def _dial(target: str) -> socket.socket:
+    host, _, port = target.rpartition(":")
+    if port.isdecimal():
+        return socket.create_connection((host, int(port)))
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.connect(target)
+    except OSError:
+        server.close()
+        raise
+    return server
 
 
 class _Pair:

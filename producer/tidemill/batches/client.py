@@ -1,6 +1,5 @@
 """Files and batches of one tenant, as the gateway and the command line use them."""
 
-import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +19,7 @@ from tidemill.batches.terms import (
     expiry_seconds,
     window_seconds,
 )
-from tidemill.batches.transfer import UploadedBlob, content_of
+from tidemill.batches.transfer import UploadedBlob, beside_loop, content_of
 from tidemill.protocol import calls
 from tidemill.protocol.batches import Batch, BatchState, NewBatch
 from tidemill.protocol.errors import InvalidRequest, NoSuchObject, WrongState
@@ -134,7 +133,7 @@ class AsyncBatches:
         file = await self.file(file_id)
         name = file_blob(self._keys, self._tenant, file_id)
         # Told here, where an answer may still be an error, and not when half of it is out.
-        await asyncio.to_thread(self._blobs.size, name)
+        await beside_loop(self._blobs.size, name)
         return file, content_of(self._blobs, name)
 
     async def delete_file(self, file_id: str) -> None:

@@ -1,17 +1,29 @@
 """Content of files on its way to the blob store and from there, piece by piece."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Self
+from typing import ParamSpec, Self, TypeVar
 
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.files import MAX_FILE_BYTES
 from tidemill.service.blobs.store import BlobStore
 from tidemill.service.blobs.writers import BlobWriter
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 #: What is written or read at once.
 PIECE_BYTES = 1 << 18
+#: A store that says nothing must not hold up the threads of others, which prepare prompts.
+_THREADS = ThreadPoolExecutor(16, "blobs")
+
+
+async def beside_loop(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do what blocks on a blob store on a thread that is there for it."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_THREADS, lambda: call(*args, **kwargs))
 
 
 class UploadedBlob:
@@ -40,10 +52,10 @@ class UploadedBlob:
     async def commit(self) -> None:
         """Let the blob appear."""
         await self._flush()
-        await asyncio.to_thread(self._open_writer().commit)
+        await beside_loop(self._open_writer().commit)
 
     async def __aenter__(self) -> Self:
-        self._writer = await asyncio.to_thread(self._blobs.writer, self._name)
+        self._writer = await beside_loop(self._blobs.writer, self._name)
         return self
 
     async def __aexit__(
@@ -52,11 +64,11 @@ class UploadedBlob:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await asyncio.to_thread(self._open_writer().__exit__, kind, error, traceback)
+        await beside_loop(self._open_writer().__exit__, kind, error, traceback)
 
     async def _flush(self) -> None:
         data, self._pending = bytes(self._pending), bytearray()
-        await asyncio.to_thread(self._open_writer().write, data)
+        await beside_loop(self._open_writer().write, data)
 
     def _open_writer(self) -> BlobWriter:
         assert self._writer is not None, "the upload is not entered"
@@ -66,9 +78,9 @@ class UploadedBlob:
 async def content_of(blobs: BlobStore, name: str) -> AsyncIterator[bytes]:
     """Read a blob, piece by piece."""
     reader = blobs.reader(name)
-    file = await asyncio.to_thread(reader.__enter__)
+    file = await beside_loop(reader.__enter__)
     try:
-        while data := await asyncio.to_thread(file.read, PIECE_BYTES):
+        while data := await beside_loop(file.read, PIECE_BYTES):
             yield data
     finally:
-        await asyncio.to_thread(reader.__exit__, None, None, None)
+        await beside_loop(reader.__exit__, None, None, None)

@@ -11,7 +11,7 @@ _SEND_BYTES = 8 << 20
 _SENDS_AT_ONCE = 2
 
 _S3_SCHEMES = ("s3://", "s3a://")
-_CONNECT_SECONDS, _READ_SECONDS = 3, 20
+_CONNECT_SECONDS, _READ_SECONDS = 3, 10
 #: s3fs tries again what went wrong on the wire, botocore also what the server calls its own fault.
 _S3FS_TRIES, _BOTOCORE_TRIES = 2, 2
 
