@@ -70,7 +70,7 @@ vllm-check: $(STAMP) $(VLLM_VENV)/.installed ## Our block manager beside vLLM's 
 	@$(BIN)/python -m pytest -q -s tests/engine/test_vllm_block_manager.py $(ARGS)
 
 s3-check: $(S3_VENV)/.installed ## Files and batches on a store that speaks S3, in a venv that this makes
-	@$(S3_VENV)/bin/python -m pytest -m s3 tests/batches/test_s3.py $(ARGS)
+	@$(S3_VENV)/bin/python -m pytest -m s3 tests/batches/test_s3_*.py $(ARGS)
 
 # Each client has a virtual environment of its own; a few have dependencies of gigabytes.
 clients: $(STAMP) ## Every client of docs/compatibility.md against a live Tidemill; writes its table (4 GB, long)

@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 import redis
 
+from support.s3_server import s3_address as s3_address
+from support.s3_server import s3_keys as s3_keys
+from support.s3_server import s3_store as s3_store
+from support.s3_server import s3_url as s3_url
 from tidemill.batches.client import AsyncBatches
 from tidemill.service.blobs.store import BlobStore
 

@@ -1,13 +1,26 @@
 """A server that speaks S3, as a process of a test; ``python -m support.s3_server`` runs it."""
 
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from tidemill.service.blobs.store import BlobStore
+
+_MISSING = [name for name in ("s3fs", "moto") if importlib.util.find_spec(name) is None]
+
+#: What a module that uses the server is marked with.
+needs_s3 = [
+    pytest.mark.s3,
+    pytest.mark.skipif(bool(_MISSING), reason=f"needs {', '.join(_MISSING)}: make s3-check"),
+]
+BUCKET = "tide"
 #: What s3fs finds its server and its keys by; the server takes any keys.
-KEYS = {
+AWS_KEYS = {
     "AWS_ACCESS_KEY_ID": "tests",
     "AWS_SECRET_ACCESS_KEY": "tests",
     "AWS_DEFAULT_REGION": "us-east-1",
@@ -33,6 +46,45 @@ def running_s3_server() -> Iterator[str]:
             yield address
         finally:
             process.stdin.close()  # which is its sign to leave
+
+
+@pytest.fixture(scope="session")
+def s3_address() -> Iterator[str]:
+    with running_s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def s3_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """The environment of whoever speaks to the server; file systems are not kept from before."""
+    from s3fs import S3FileSystem
+
+    for name, value in AWS_KEYS.items():
+        monkeypatch.setenv(name, value)
+    S3FileSystem.clear_instance_cache()
+    yield monkeypatch
+    S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def s3_url(s3_address: str, s3_keys: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A new folder of a bucket."""
+    from s3fs import S3FileSystem
+
+    s3_keys.setenv("AWS_ENDPOINT_URL_S3", s3_address)
+    S3FileSystem().mkdirs(BUCKET, exist_ok=True)
+    return f"s3://{BUCKET}/{tmp_path.name}"
+
+
+@pytest.fixture
+def s3_store(s3_url: str) -> BlobStore:
+    return BlobStore(s3_url)
+
+
+def put(store: BlobStore, name: str, data: bytes) -> None:
+    with store.writer(name) as writer:
+        writer.write(data)
+        writer.commit()
 
 
 def main() -> None:

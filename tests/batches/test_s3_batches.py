@@ -1,8 +1,7 @@
-"""Files and batches on a store that speaks S3: as in a directory, and within bounds."""
+"""Files and batches on a store that speaks S3: shared by gateways, never whole in memory."""
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -19,155 +18,18 @@ import redis
 
 from support.batch_shop import ENDPOINT, create, jsonl, outcome, request_line, serving
 from support.forwarder import Forwarder
-from support.s3_server import KEYS as AWS_KEYS
-from support.s3_server import running_s3_server
+from support.s3_server import needs_s3
 from support.shard import KEYS
 from support.wait import wait_until, wait_until_async
-from tidemill.protocol.errors import BlobError, BlobNotFound, BlobUnavailable
 from tidemill.protocol.files import file_blob
-from tidemill.service.blobs import remote
-from tidemill.service.blobs.identity import store_identity
 from tidemill.service.blobs.store import BlobStore
 from tidemill_scheduler.batches.sweep import StoreSweep
 
-_MISSING = [name for name in ("s3fs", "moto") if importlib.util.find_spec(name) is None]
-pytestmark = [
-    pytest.mark.s3,
-    pytest.mark.skipif(bool(_MISSING), reason=f"needs {', '.join(_MISSING)}: make s3-check"),
-]
+pytestmark = needs_s3
 
-BUCKET = "tide"
 BIG_BYTES = 60 << 20
 #: What the gateway may take beside the file: blocks on their way, and s3fs itself.
 BIG_GROWTH_BYTES = 48 << 20
-
-
-@pytest.fixture(scope="module")
-def s3_address() -> Iterator[str]:
-    with running_s3_server() as address:
-        yield address
-
-
-@pytest.fixture
-def s3_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """The environment of whoever speaks to the server; file systems are not kept from before."""
-    from s3fs import S3FileSystem
-
-    for name, value in AWS_KEYS.items():
-        monkeypatch.setenv(name, value)
-    S3FileSystem.clear_instance_cache()
-    yield monkeypatch
-    S3FileSystem.clear_instance_cache()
-
-
-@pytest.fixture
-def s3_url(s3_address: str, s3_keys: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """A new folder of a bucket."""
-    from s3fs import S3FileSystem
-
-    s3_keys.setenv("AWS_ENDPOINT_URL_S3", s3_address)
-    S3FileSystem().mkdirs(BUCKET, exist_ok=True)
-    return f"s3://{BUCKET}/{tmp_path.name}"
-
-
-@pytest.fixture
-def store(s3_url: str) -> BlobStore:
-    return BlobStore(s3_url)
-
-
-def put(store: BlobStore, name: str, data: bytes) -> None:
-    with store.writer(name) as writer:
-        writer.write(data)
-        writer.commit()
-
-
-def test_a_blob_is_written_replaced_read_in_ranges_listed_and_deleted(store: BlobStore) -> None:
-    put(store, "a/b/one", b"old")
-    put(store, "a/b/one", b"first\nsecond\nthird\n")
-    put(store, "a/two", b"2")
-    with store.reader("a/b/one") as file:
-        file.seek(6)
-        assert file.readline() == b"second\n"
-        assert file.read(3) == b"thi"
-        file.seek(0)
-        assert list(file) == [b"first\n", b"second\n", b"third\n"]
-    found = {blob.name: blob.num_bytes for blob in store.list("a")}
-    assert found == {"a/b/one": 19, "a/two": 1}
-    assert all(0 <= blob.age_seconds < 600 for blob in store.list())
-    store.delete("a")
-    store.delete("a")
-    assert not list(store.list()) and not store.has("a/two")
-    with pytest.raises(BlobNotFound, match=f"a/two in s3://{BUCKET}/"):
-        store.read("a/two")
-
-
-def test_a_blob_is_not_seen_before_its_commit_nor_without_one(store: BlobStore) -> None:
-    with store.writer("a") as writer:
-        writer.write(bytes(20 << 20))
-        assert not store.has("a")
-    assert not list(store.list())
-
-
-def test_what_another_process_replaced_is_not_remembered(s3_url: str) -> None:
-    one = BlobStore(s3_url)
-    put(one, "a", b"short")
-    assert [blob.num_bytes for blob in one.list()] == [5]
-    program = (
-        "import sys; from batches.test_s3 import *; put(BlobStore(sys.argv[1]), 'a', b'x' * 9)"
-    )
-    tests = Path(__file__).parents[1]
-    subprocess.run([sys.executable, "-c", program, s3_url], cwd=tests, check=True)
-    assert one.read("a") == b"x" * 9
-
-
-def test_processes_with_one_store_read_one_identity(s3_url: str) -> None:
-    assert store_identity(BlobStore(s3_url)) == store_identity(BlobStore(f"{s3_url}/"))
-
-
-def test_a_bucket_that_does_not_exist_is_told_by_name(s3_url: str) -> None:
-    store = BlobStore("s3://nobodys-bucket/x")
-    with pytest.raises(BlobError, match="s3://nobodys-bucket/x does not exist") as refused:
-        put(store, "a", b"x")
-    assert "Create its bucket" in refused.value.one_line()
-    assert not store.has("a")
-
-
-def test_a_server_that_is_not_there_is_told_by_name(s3_keys: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        s3_keys.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{taken.getsockname()[1]}")
-    store = BlobStore("s3://tide/x")
-    told = re.compile("s3://tide/x cannot be reached.*AWS_ENDPOINT_URL_S3", re.DOTALL)
-    with pytest.raises(BlobUnavailable) as away:
-        put(store, "a", b"x")
-    assert told.search(away.value.one_line())
-    for call in (store.read, store.has, store.delete):
-        with pytest.raises(BlobUnavailable):
-            call("a")
-    with pytest.raises(BlobUnavailable):
-        list(store.list())
-
-
-def test_a_server_that_says_nothing_is_given_up(s3_keys: pytest.MonkeyPatch) -> None:
-    s3_keys.setattr(remote, "_READ_SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
-        s3_keys.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        store = BlobStore("s3://tide/x")
-        with pytest.raises(BlobUnavailable, match="s3://tide/x cannot be reached"):
-            store.size("a")
-
-
-def test_keys_that_are_missing_are_asked_for(
-    s3_address: str, s3_keys: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    s3_keys.setenv("AWS_ENDPOINT_URL_S3", s3_address)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        s3_keys.delenv(name)
-    s3_keys.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        s3_keys.setenv(name, str(tmp_path / "none"))
-    with pytest.raises(BlobError, match="s3://tide/x refused a") as refused:
-        put(BlobStore("s3://tide/x"), "a", b"x")
-    assert "Set AWS_ACCESS_KEY_ID" in refused.value.one_line()
 
 
 @dataclass
@@ -247,7 +109,7 @@ def send(site: Gateway, content: Any) -> Any:
 
 
 def test_a_batch_runs_to_its_end_and_two_gateways_share_its_files(
-    redis_client: redis.Redis, redis_url: str, s3_url: str, store: BlobStore
+    redis_client: redis.Redis, redis_url: str, s3_url: str, s3_store: BlobStore
 ) -> None:
     import httpx2 as httpx
 
@@ -280,7 +142,7 @@ def test_a_batch_runs_to_its_end_and_two_gateways_share_its_files(
         ]
         wanted = [line["custom_id"] for line in [*good, bad] for _ in range(2)]
         assert sorted(line["custom_id"] for line in lines) == sorted(wanted)
-        assert not list(store.list(f"{KEYS.shard}/parts"))
+        assert not list(s3_store.list(f"{KEYS.shard}/parts"))
         gone = f"/v1/files/{batch['output_file_id']}"
         assert httpx.delete(f"{there.url}{gone}", timeout=30).json()["deleted"]
         for rest in ("", "/content"):
@@ -292,14 +154,14 @@ async def test_a_batch_waits_for_a_store_that_is_away_and_loses_nothing(
     redis_url: str,
     s3_address: str,
     s3_url: str,
-    store: BlobStore,
+    s3_store: BlobStore,
     s3_keys: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     from tidemill.batches.client import AsyncBatches
 
     server, log = s3_address.removeprefix("http://"), tmp_path / "log"
-    async with AsyncBatches(redis_url, blobs=store) as client:
+    async with AsyncBatches(redis_url, blobs=s3_store) as client:
         batch = await create(client, [request_line(n) for n in range(40)])
         with Forwarder("") as way, serving(redis_url):
             port = way.url.rpartition(":")[2].partition("/")[0]
@@ -316,26 +178,26 @@ async def test_a_batch_waits_for_a_store_that_is_away_and_loses_nothing(
 
 
 async def test_a_deleted_file_leaves_the_bucket_with_the_next_sweep(
-    redis_client: redis.Redis, redis_url: str, s3_url: str, store: BlobStore
+    redis_client: redis.Redis, redis_url: str, s3_url: str, s3_store: BlobStore
 ) -> None:
     from tidemill.batches.client import AsyncBatches
 
     async def content() -> Any:
         yield b"x"
 
-    async with AsyncBatches(redis_url, blobs=store) as client:
+    async with AsyncBatches(redis_url, blobs=s3_store) as client:
         file = await client.create_file(content(), filename="a", purpose="batch")
         await client.delete_file(file.file_id)
     name = file_blob(KEYS, "default", file.file_id)
-    assert store.has(name)
+    assert s3_store.has(name)
     redis_client.zadd(KEYS.stored_until, {f"file default {file.file_id}": 1})
     async with redis.asyncio.Redis.from_url(redis_url) as leader:
-        assert await StoreSweep(leader, KEYS, store).forget_due() == 1
-    assert not store.has(name)
+        assert await StoreSweep(leader, KEYS, s3_store).forget_due() == 1
+    assert not s3_store.has(name)
 
 
 def test_a_large_file_goes_in_and_out_and_is_never_whole_in_memory(
-    redis_client: redis.Redis, redis_url: str, s3_url: str, store: BlobStore
+    redis_client: redis.Redis, redis_url: str, s3_url: str, s3_store: BlobStore
 ) -> None:
     import httpx2 as httpx
 
@@ -356,7 +218,7 @@ def test_a_large_file_goes_in_and_out_and_is_never_whole_in_memory(
         print(f"peak: {before >> 20} MiB, sent {sent >> 20}, read {site.peak_bytes() >> 20}")
         assert site.peak_bytes() - before < BIG_GROWTH_BYTES
     name = file_blob(KEYS, "default", file["id"])
-    with store.reader(name) as blob:
+    with s3_store.reader(name) as blob:
         blob.seek(BIG_BYTES - 256)
         assert blob.read() == bytes(range(256))
 
