@@ -1,5 +1,7 @@
 """Files: stored as they come, listed, read, deleted, expired."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import redis
 
 from support.shard import KEYS
 from tidemill.batches.client import AsyncBatches
+from tidemill.batches.transfer import beside_loop
 from tidemill.protocol.errors import InvalidRequest, NoSuchObject
 from tidemill.protocol.files import MAX_FILE_BYTES, StoredFile, file_blob
 from tidemill.service.blobs.store import BlobStore
@@ -155,3 +158,14 @@ async def test_a_tenant_with_an_odd_name_stays_within_its_folder(
         file = await put(client)
         assert [blob.name for blob in blobs.list()] == [file_blob(KEYS, "..", file.file_id)]
         assert (tmp_path / "blobs" / "00" / "files" / "t-.." / file.file_id).exists()
+
+
+async def test_a_store_that_says_nothing_holds_up_no_threads_of_others() -> None:
+    speaks = threading.Event()
+    waiting = [asyncio.create_task(beside_loop(speaks.wait)) for _ in range(64)]
+    try:
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "prepared"), 30) == "prepared"
+        assert not any(task.done() for task in waiting)
+    finally:
+        speaks.set()
+    assert await asyncio.gather(*waiting) == [True] * 64
