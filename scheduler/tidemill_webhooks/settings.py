@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 from tidemill_webhooks.http_post import TOTAL_SECONDS
 
-#: An attempt that has taken so long has died with its process.
-LEASE_MS = 60_000
+#: What an attempt needs beside its own time: to be noted, at a broker that is slow.
+_MARGIN_SECONDS = 5.0
+#: An attempt that has taken so long has died with its process.  Until then it counts among those of
+#: its tenant, whose others wait if all of them have died.
+LEASE_MS = round((TOTAL_SECONDS + _MARGIN_SECONDS) * 1000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The leader's part: everything due is begun, by a queue where somebody works it off."""
 
 import asyncio
+import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -19,6 +20,8 @@ from tidemill_scheduler.tasks import end_tasks
 from tidemill_webhooks.admin import HookAdmin
 from tidemill_webhooks.courier import MAX_HANDS, Courier
 from tidemill_webhooks.delivery import Deliverer
+from tidemill_webhooks.outbox import Outbox
+from tidemill_webhooks.settings import DeliverySettings
 
 
 def end_job(client: redis.Redis, callback_url: str) -> str:
@@ -164,3 +167,30 @@ async def test_one_damaged_delivery_does_not_hold_up_the_others(
     await wait_until_async(lambda: len(sink.received) == 1)
     assert not work.done()
     await end_tasks([work])
+
+
+async def test_attempts_that_died_hold_their_tenant_up_for_little_more_than_one_may_take(
+    redis_client: redis.Redis, client: redis.asyncio.Redis, sink: HookSink
+) -> None:
+    settings = DeliverySettings(allow_private=True)
+    for _ in range(settings.max_in_flight + 1):
+        end_job(redis_client, sink.url)
+    await Outbox(client, KEYS).work_off()
+    *dying, waiting = [raw.decode() for raw in redis_client.zrange(KEYS.due_deliveries, 0, -1)]
+    hold = threading.Event()
+    sink.answer = lambda _: Answer(hold=hold)
+    deliverer = Deliverer(client, KEYS, settings)
+    attempts = [asyncio.create_task(deliverer.attempt(one)) for one in dying]
+    while len(sink.received) < len(dying):
+        await asyncio.sleep(0.01)
+    # As a process that is killed leaves them.
+    for attempt in attempts:
+        attempt.cancel()
+    await asyncio.gather(*attempts, return_exceptions=True)
+    hold.set()
+    assert await deliverer.attempt(waiting) == "crowded"
+    leases = redis_client.zrange(KEYS.deliveries_in_flight("default"), 0, -1, withscores=True)
+    until_ms = max(until_ms for _, until_ms in leases)
+    left_seconds = (until_ms - shard.server_ms(redis_client)) / 1000
+    assert left_seconds <= settings.total_seconds + 5
+    assert settings.lease_ms > settings.total_seconds * 1000

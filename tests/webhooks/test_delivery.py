@@ -172,6 +172,59 @@ async def test_a_receiver_is_left_alone_as_long_as_it_asks(
     assert redis_client.zscore(KEYS.due_deliveries, other.delivery_id) > now + 890_000
 
 
+@pytest.mark.parametrize("status", [204, 500])
+async def test_what_was_in_the_air_already_does_not_end_a_pause_that_was_asked_for(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+    status: int,
+) -> None:
+    hold = threading.Event()
+    sink.answer = lambda _: Answer(status, hold=hold)
+    end_job(redis_client, sink.url)
+    slow = asyncio.create_task(deliverer.attempt((await post(client, admin)).delivery_id))
+    while not sink.received:
+        await asyncio.sleep(0.01)
+    sink.answer = lambda _: Answer(429, {"Retry-After": "900"})
+    end_job(redis_client, sink.url)
+    assert await deliverer.attempt((await post(client, admin)).delivery_id) == "pending"
+    hold.set()
+    assert await slow == ("delivered" if status == 204 else "pending")
+    end_job(redis_client, sink.url)
+    assert await deliverer.attempt((await post(client, admin)).delivery_id) == "open"
+
+
+async def test_the_longer_of_two_pauses_holds_and_an_answer_after_it_ends_it(
+    redis_client: redis.Redis,
+    client: redis.asyncio.Redis,
+    admin: HookAdmin,
+    sink: HookSink,
+    deliverer: Deliverer,
+) -> None:
+    now = shard.server_ms(redis_client)
+    hold = threading.Event()
+    sink.answer = lambda _: Answer(429, {"Retry-After": "5"}, hold=hold)
+    end_job(redis_client, sink.url)
+    slow = asyncio.create_task(deliverer.attempt((await post(client, admin)).delivery_id))
+    while not sink.received:
+        await asyncio.sleep(0.01)
+    sink.answer = lambda _: Answer(503, {"Retry-After": "900"})
+    end_job(redis_client, sink.url)
+    await deliverer.attempt((await post(client, admin)).delivery_id)
+    hold.set()
+    assert await slow == "pending"
+    [circuit] = redis_client.scan_iter(KEYS.circuit("*"))
+    assert float(redis_client.hget(circuit, "o")) >= now + 900_000
+
+    redis_client.hset(circuit, "o", 1)
+    sink.answer = lambda _: Answer(204)
+    end_job(redis_client, sink.url)
+    assert await deliverer.attempt((await post(client, admin)).delivery_id) == "delivered"
+    assert not redis_client.exists(circuit)
+
+
 async def test_a_circuit_opens_and_one_delivery_goes_first_when_it_is_over(
     redis_client: redis.Redis,
     client: redis.asyncio.Redis,

@@ -220,6 +220,7 @@ def mark_delivery(keys: ShardKeys, *, delivery_id: str, taken: Taken, mark: Mark
             CIRCUIT_TTL_MS,
             taken.endpoint_id,
             mark.off_reason,
+            taken.now_ms,
         ),
         text,
     )

@@ -116,10 +116,28 @@ local function take_delivery(K, A)
   return {attempt, t, number(circuit[1]), redis.call('HGETALL', K[1])}
 end
 
+-- Closes a circuit after an answer.  Of a pause that is younger than the attempt the answer tells
+-- nothing: the receiver has asked for it since, or kept failing since.
+local function close_circuit(key, began, t)
+  local v = redis.call('HMGET', key, 'o', 's')
+  if number(v[1]) <= t or number(v[2]) < began then redis.call('DEL', key) end
+end
+
+-- Counts a failure; of two pauses the one that ends later holds.
+local function fail_circuit(key, pause, ttl, t)
+  redis.call('HINCRBY', key, 'f', 1)
+  if pause > 0 then
+    local until_ms = math.max(number(redis.call('HGET', key, 'o')), t + pause)
+    redis.call('HSET', key, 'o', until_ms, 's', t)
+  end
+  redis.call('PEXPIRE', key, ttl)
+end
+
 -- Notes how an attempt went; only the last that took the delivery may.
 -- KEYS whd whq whr whb wh
 -- ARGV id attempt outcome (delivered, retry or failed) pause_ms note ttl_ms counts (1 a failure of
 --      the endpoint, 0 none, -1 it answered) cooldown_ms circuit_ttl_ms endpoint off reason or ''
+--      when the attempt began
 -- -> the delivery's state | '' not ours
 local function mark_delivery(K, A)
   local t = now()
@@ -129,12 +147,8 @@ local function mark_delivery(K, A)
   redis.call('HSET', K[1], 'a' .. A[2], A[5], 'hn', 0)
   redis.call('HDEL', K[1], 'a' .. (tonumber(A[2]) - MAX_NOTES))
   redis.call('PEXPIRE', K[1], A[6])
-  if A[7] == '-1' then redis.call('DEL', K[4])
-  elseif A[7] == '1' then
-    redis.call('HINCRBY', K[4], 'f', 1)
-    redis.call('HSET', K[4], 'o', t + A[8])
-    redis.call('PEXPIRE', K[4], A[9])
-  end
+  if A[7] == '-1' then close_circuit(K[4], number(A[12]), t)
+  elseif A[7] == '1' then fail_circuit(K[4], tonumber(A[8]), A[9], t) end
   if A[11] ~= '' and redis.call('HEXISTS', K[5], ON .. A[10]) == 1 then
     redis.call('HSETNX', K[5], OFF .. A[10], A[11])
     recount(K[5])
