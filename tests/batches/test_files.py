@@ -9,10 +9,11 @@ import pytest
 import redis
 
 from support.shard import KEYS
+from tidemill.batches import transfer
 from tidemill.batches.client import AsyncBatches
 from tidemill.batches.transfer import beside_loop
-from tidemill.protocol.errors import InvalidRequest, NoSuchObject
-from tidemill.protocol.files import MAX_FILE_BYTES, StoredFile, file_blob
+from tidemill.protocol.errors import InvalidRequest, NoSuchObject, RequestTooLarge
+from tidemill.protocol.files import MAX_BATCH_INPUT_BYTES, StoredFile, file_blob
 from tidemill.service.blobs.store import BlobStore
 
 
@@ -79,12 +80,27 @@ async def test_a_refused_file_leaves_nothing_in_the_store(
 async def test_a_file_above_the_limit_is_refused_while_it_comes(
     client: AsyncBatches, blobs: BlobStore
 ) -> None:
-    piece = bytes(1 << 20)
-    with pytest.raises(InvalidRequest, match="more than"):
+    with pytest.raises(RequestTooLarge, match="more than 99 bytes") as refused:
+        async with client.begin_upload(99) as upload:
+            await upload.write(bytes(99))
+            await upload.write(b"x")
+    assert refused.value.field == "file" and not list(blobs.list())
+
+
+async def test_the_limit_of_an_input_of_a_batch_holds_wherever_its_purpose_is_told(
+    client: AsyncBatches, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MAX_BATCH_INPUT_BYTES == 200_000_000
+    monkeypatch.setattr(transfer, "MAX_BATCH_INPUT_BYTES", 99)
+    with pytest.raises(RequestTooLarge, match="more than 99 bytes, the limit of a file of a batch"):
+        await put(client, bytes(100))
+    with pytest.raises(RequestTooLarge):
         async with client.begin_upload() as upload:
-            for _ in range(MAX_FILE_BYTES // len(piece) + 1):
-                await upload.write(piece)
+            await upload.write(bytes(100))
+            await client.finish_upload(upload, filename="in.jsonl", purpose="batch")
     assert not list(blobs.list())
+    assert (await put(client, bytes(99))).num_bytes == 99
+    assert (await put(client, bytes(100), purpose="user_data")).num_bytes == 100
 
 
 async def test_files_are_listed_in_pages_in_both_orders(client: AsyncBatches) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
@@ -53,6 +54,33 @@ def content(site: Site, file_id: str) -> list[dict[str, Any]]:
     answer = httpx.get(f"{site.url}/v1/files/{file_id}/content", timeout=60)
     assert answer.headers["content-length"] == str(len(answer.content))
     return [json.loads(line) for line in answer.content.splitlines()]
+
+
+def form(purpose: str, num_bytes: int, *, purpose_first: bool) -> Iterator[bytes]:
+    """A form with a file of zeros, never whole in memory."""
+    told = f'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n'.encode()
+    if purpose_first:
+        yield told
+    yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
+    piece = bytes(1 << 20)
+    for start in range(0, num_bytes, len(piece)):
+        yield piece[: num_bytes - start]
+    yield b"\r\n" + (b"" if purpose_first else told) + b"--b--\r\n"
+
+
+@pytest.mark.parametrize("purpose_first", [True, False])
+def test_a_batch_of_more_than_200_mb_is_answered_413_that_names_the_limit(
+    site: Site, purpose_first: bool
+) -> None:
+    answer = httpx.post(
+        f"{site.url}/v1/files",
+        content=form("batch", 200_000_001, purpose_first=purpose_first),
+        headers={"content-type": "multipart/form-data; boundary=b"},
+        timeout=60,
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (413, "request_too_large", "file")
+    assert "200000000 bytes" in error["message"]
 
 
 def test_a_file_is_stored_told_listed_read_and_deleted(site: Site) -> None:

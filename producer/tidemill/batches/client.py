@@ -23,7 +23,7 @@ from tidemill.batches.transfer import UploadedBlob, beside_loop, content_of
 from tidemill.protocol import calls
 from tidemill.protocol.batches import Batch, BatchState, NewBatch
 from tidemill.protocol.errors import InvalidRequest, NoSuchObject, WrongState
-from tidemill.protocol.files import Purpose, StoredFile, file_blob
+from tidemill.protocol.files import MAX_FILE_BYTES, Purpose, StoredFile, file_blob
 from tidemill.protocol.ids import new_batch_id, new_file_id
 from tidemill.service.blobs.store import BlobStore
 from tidemill.service.config import load_config
@@ -69,6 +69,7 @@ class AsyncBatches:
     ) -> StoredFile:
         """Store a file; its content is never whole in memory.  Raises ``InvalidRequest``."""
         upload = self.begin_upload()
+        upload.bound_for(purpose)
         async with upload:
             async for data in content:
                 await upload.write(data)
@@ -76,16 +77,17 @@ class AsyncBatches:
                 upload, filename=filename, purpose=purpose, expires_after=expires_after
             )
 
-    def begin_upload(self) -> UploadedBlob:
+    def begin_upload(self, max_bytes: int = MAX_FILE_BYTES) -> UploadedBlob:
         """Return what takes the content of a file, in a context; ``finish_upload`` keeps it."""
         file_id = new_file_id()
         blob = file_blob(self._keys, self._tenant, file_id)
-        return UploadedBlob(self._blobs, blob, file_id)
+        return UploadedBlob(self._blobs, blob, file_id, max_bytes)
 
     async def finish_upload(
         self, upload: UploadedBlob, *, filename: str, purpose: str, expires_after: object = None
     ) -> StoredFile:
-        """Keep what was uploaded.  Raises ``InvalidRequest``."""
+        """Keep what was uploaded.  Raises ``InvalidRequest``; ``RequestTooLarge`` is one."""
+        upload.bound_for(purpose)
         file = StoredFile(
             upload.file_id,
             upload.num_bytes,

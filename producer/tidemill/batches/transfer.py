@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
-from tidemill.protocol.errors import InvalidRequest
-from tidemill.protocol.files import MAX_FILE_BYTES
+from tidemill.protocol.errors import RequestTooLarge
+from tidemill.protocol.files import MAX_BATCH_INPUT_BYTES, Purpose
 from tidemill.service.blobs.store import BlobStore
 from tidemill.service.blobs.writers import BlobWriter
 
@@ -27,27 +27,32 @@ async def beside_loop(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
 
 class UploadedBlob:
-    """A blob that grows, beside the event loop; leaving its context uncommitted discards it."""
+    """A blob that grows, beside the event loop; leaving its context uncommitted discards it.
 
-    def __init__(self, blobs: BlobStore, name: str, file_id: str) -> None:
+    It takes ``max_bytes`` at most, and less once its purpose is known to be a batch.
+    """
+
+    def __init__(self, blobs: BlobStore, name: str, file_id: str, max_bytes: int) -> None:
         self._blobs, self._name = blobs, name
+        self._max_bytes = max_bytes
         self._writer: BlobWriter | None = None
         self._pending = bytearray()
         self.file_id = file_id
         self.num_bytes = 0
 
     async def write(self, data: bytes) -> None:
-        """Append; raises ``InvalidRequest`` where the file becomes too large."""
+        """Append; raises ``RequestTooLarge`` where the file becomes too large."""
         self.num_bytes += len(data)
-        if self.num_bytes > MAX_FILE_BYTES:
-            raise InvalidRequest(
-                f"file: it has more than {MAX_FILE_BYTES} bytes",
-                field="file",
-                fix="Split it into several.",
-            )
+        self._check_size()
         self._pending += data
         if len(self._pending) >= PIECE_BYTES:
             await self._flush()
+
+    def bound_for(self, purpose: str) -> None:
+        """Keep to the limit of a purpose; raises ``RequestTooLarge`` if there is more already."""
+        if purpose == Purpose.BATCH:
+            self._max_bytes = min(self._max_bytes, MAX_BATCH_INPUT_BYTES)
+            self._check_size()
 
     async def commit(self) -> None:
         """Let the blob appear."""
@@ -65,6 +70,16 @@ class UploadedBlob:
         traceback: TracebackType | None,
     ) -> None:
         await beside_loop(self._open_writer().__exit__, kind, error, traceback)
+
+    def _check_size(self) -> None:
+        if self.num_bytes <= self._max_bytes:
+            return
+        what = " of a batch" if self._max_bytes == MAX_BATCH_INPUT_BYTES else ""
+        raise RequestTooLarge(
+            f"file: it has more than {self._max_bytes} bytes, the limit of a file{what}",
+            field="file",
+            fix="Split it into several.",
+        )
 
     async def _flush(self) -> None:
         data, self._pending = bytes(self._pending), bytearray()

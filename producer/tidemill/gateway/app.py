@@ -54,8 +54,10 @@ ROUTERS: tuple[APIRouter, ...] = (
 )
 
 #: Paths, by their beginnings, whose bodies are files, and bounds of their own; None is the
-#: setting's.  A form has a few fields besides.
-UPLOAD_PATHS = {"/v1/files": None, "/v1/audio": MAX_STORED_AUDIO_BYTES + 256 * 1024}
+#: setting's.
+UPLOAD_PATHS = {"/v1/files": None, "/v1/audio": MAX_STORED_AUDIO_BYTES}
+#: What a form has besides its file.
+_FORM_BYTES = 256 * 1024
 
 #: What a route may raise: ours, the framework's, texts that are no Unicode, and anything else.
 _HANDLED = (TidemillError, HTTPException, RequestValidationError, UnicodeEncodeError, Exception)
@@ -100,7 +102,7 @@ def _surround(app: FastAPI, state: GatewayState) -> None:
     """Add the middleware, the innermost first."""
     settings = state.settings
     longer = {
-        path: min(bound or settings.upload_bytes, settings.upload_bytes)
+        path: min(bound or settings.upload_bytes, settings.upload_bytes) + _FORM_BYTES
         for path, bound in UPLOAD_PATHS.items()
     }
     app.add_middleware(

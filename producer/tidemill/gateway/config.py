@@ -176,7 +176,12 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("limits").add_argument
     add("--max-body-mb", type=float, default=32.0, help="largest body in MiB (%(default)g)")
-    add("--max-upload-mb", type=float, default=512.0, help="largest file in MiB (%(default)g)")
+    add(
+        "--max-upload-mb",
+        type=float,
+        default=512.0,
+        help="largest file in MiB (%(default)g); the input of a batch has 200 MB at most anyway",
+    )
     add(
         "--head-seconds",
         type=float,

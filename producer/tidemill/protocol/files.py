@@ -9,8 +9,10 @@ from typing import Any
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.stored import require_number, require_text
 
-#: The largest file: 200 MB, as OpenAI's batches take.
-MAX_FILE_BYTES = 200 * 1000 * 1000
+#: The largest input of a batch, as at OpenAI.
+MAX_BATCH_INPUT_BYTES = 200 * 1000 * 1000
+#: The largest file of another purpose, unless a gateway says otherwise.
+MAX_FILE_BYTES = 512 * 1024 * 1024
 DEFAULT_FILE_SECONDS = 30 * 24 * 3600
 MIN_FILE_SECONDS = 3600
 MAX_FILE_SECONDS = 30 * 24 * 3600

@@ -21,12 +21,15 @@ router = APIRouter(tags=["files"])
 
 @router.post("/v1/files", response_model=FileObject, openapi_extra=UPLOAD_BODY)
 async def create_file(call: CurrentCall) -> Response:
-    """Store a file of at most 200 MB."""
+    """Store a file: for a batch of at most 200 MB, for others what the gateway allows."""
     form = UploadForm(call.request.headers.get("content-type", ""))
     batches = call.state.batches(call.identity.tenant)
-    async with batches.begin_upload() as upload:
+    async with batches.begin_upload(call.state.settings.upload_bytes) as upload:
         async for data in call.request.stream():
-            for piece in form.feed(data):
+            pieces = form.feed(data)
+            # Clients may send the purpose behind the file as well.
+            upload.bound_for(form.fields.get("purpose", ""))
+            for piece in pieces:
                 await upload.write(piece)
         form.finish()
         file = await batches.finish_upload(
