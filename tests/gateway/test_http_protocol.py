@@ -1,10 +1,12 @@
 """What a connection may cost: headers and readers that are slow."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
@@ -86,3 +88,46 @@ async def test_an_answer_is_not_cut_because_the_next_request_is_slow() -> None:
             told = await reader.read(-1)
     first, _, rest = told.partition(b"\r\n\r\nok")
     assert first.startswith(b"HTTP/1.1 200") and rest.startswith(b"HTTP/1.1 408")
+
+
+_HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GARBAGE\r\n\r\n",
+        _HEAD + b"content-length: -5\r\n\r\n",
+        _HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+        _HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n",
+    ],
+    ids=["line", "negative", "two lengths", "chunk"],
+)
+async def test_what_is_no_http_is_refused_in_openais_form(request_bytes: bytes) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async with served(app) as connect, connect() as (reader, writer):
+        writer.write(request_bytes)
+        async with asyncio.timeout(30):
+            answer = await reader.read()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/json" in head
+    error = json.loads(body)["error"]
+    assert (error["code"], error["type"]) == ("invalid_http", "invalid_request_error")
+
+
+async def test_what_is_no_http_behind_the_beginning_of_an_answer_ends_it_and_adds_nothing() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async with served(app) as connect, connect() as (reader, writer):
+        writer.write(_HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        async with asyncio.timeout(30):
+            assert await reader.readuntil(b"begun")
+            writer.write(b"zz\r\n")
+            assert b"HTTP/1.1" not in await reader.read()

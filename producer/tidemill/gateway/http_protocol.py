@@ -48,6 +48,15 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._is_refused:
             super().data_received(data)
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, as a request or in its midst."""
+        if self.cycle is not None and self.cycle.response_started:
+            # An answer is on its way, and a second one would be taken for a part of it.
+            self._is_refused = True
+            self.transport.close()
+        else:
+            self._refuse(HTTPStatus.BAD_REQUEST)
+
     def pause_writing(self) -> None:
         """Wait for the client, who has not taken what was sent."""
         super().pause_writing()
@@ -133,12 +142,18 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.close()
 
 
+_REFUSALS = {
+    HTTPStatus.BAD_REQUEST: ("the request is not valid HTTP/1.1", "invalid_http"),
+    HTTPStatus.REQUEST_TIMEOUT: ("the headers did not arrive in time", "timeout"),
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: (
+        f"the headers are more than {MAX_HEADERS} or than {MAX_HEAD_BYTES} bytes",
+        "request_too_large",
+    ),
+}
+
+
 def _refusal(status: HTTPStatus) -> bytes:
-    if status == HTTPStatus.REQUEST_TIMEOUT:
-        message, code = "the headers did not arrive in time", "timeout"
-    else:
-        message = f"the headers are more than {MAX_HEADERS} or than {MAX_HEAD_BYTES} bytes"
-        code = "request_too_large"
+    message, code = _REFUSALS[status]
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     body = json.dumps({"error": error}, separators=(",", ":")).encode()
     head = (
