@@ -6,11 +6,12 @@ from typing import Any
 
 from tidemill.batches.lines import RequestLine
 from tidemill.gateway.errors import api_error
-from tidemill.protocol.errors import JobError, TidemillError
+from tidemill.protocol.errors import JobError
 
 _MESSAGES = {
     "batch_expired": "This request could not be executed before the completion window expired.",
     "batch_cancelled": "This request was not executed because the batch was cancelled.",
+    "batch_failed": "This request was not executed because the batch failed.",
 }
 
 
@@ -25,7 +26,7 @@ def answered(batch_id: str, line: RequestLine, job_id: str, body: Mapping[str, A
     return _line(batch_id, line, response, None)
 
 
-def refused(batch_id: str, line: RequestLine, error: TidemillError) -> bytes:
+def refused(batch_id: str, line: RequestLine, error: Exception) -> bytes:
     """Return the line of the error file for a request that could not be answered."""
     told = api_error(error)
     job_id = error.job_id if isinstance(error, JobError) else request_id(batch_id, line)
@@ -34,7 +35,7 @@ def refused(batch_id: str, line: RequestLine, error: TidemillError) -> bytes:
 
 
 def unanswered(batch_id: str, line: RequestLine, ending: str) -> bytes:
-    """Return the line for a request whose batch was ``cancelled`` or ``expired`` before."""
+    """Return the line for a request whose batch was ``cancelled``, ``expired``, ``failed``."""
     code = f"batch_{ending}"
     return _line(batch_id, line, None, {"code": code, "message": _MESSAGES[code]})
 

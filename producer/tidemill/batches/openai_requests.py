@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from tidemill.batches.translation import Translated
 from tidemill.gateway.answering import Plan
+from tidemill.gateway.body_values import check_values
 from tidemill.gateway.call import Call
 from tidemill.gateway.chatting import plan_chat
 from tidemill.gateway.completing import plan_completion
@@ -52,6 +53,8 @@ class OpenAITranslator:
         if endpoint not in self._endpoints:
             raise InvalidRequest(f"url: {endpoint} is not served in batches", field="url")
         fields = {name: value for name, value in body.items() if name not in _LEFT_OUT}
+        # Whoever sends it by itself is told of these before anything is made of it, too.
+        check_values(fields)
         return await self._endpoints[endpoint](fields)
 
     async def _chat(self, body: Body) -> Translated:

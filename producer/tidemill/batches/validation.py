@@ -69,7 +69,8 @@ class _Surveyor:
             yield LineError("duplicate_custom_id", told, line.number, "custom_id")
         model = line.body.get("model")
         if isinstance(model, str):
-            self._models.add(model[:256])
+            # Half of a surrogate pair is no fault of the file, but nothing could keep it.
+            self._models.add(model[:256].encode("utf-8", "replace").decode())
 
     def _lay_out(self, line: RawLine) -> None:
         is_full = self._part_lines >= PART_LINES

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from tidemill._async_link import AsyncLink
 from tidemill.async_client import AsyncProducer
@@ -13,19 +15,31 @@ from tidemill.batches.translation import Translator
 from tidemill.batches.validation import Survey, read_part, survey
 from tidemill.protocol import calls
 from tidemill.protocol.batches import Batch, BatchState, LineError, told_errors
-from tidemill.protocol.errors import BlobNotFound, BrokerUnavailable, StaleFence
+from tidemill.protocol.errors import (
+    BlobError,
+    BlobNotFound,
+    BrokerError,
+    BrokerUnavailable,
+    StaleFence,
+)
 from tidemill.protocol.files import DEFAULT_FILE_SECONDS, Purpose, StoredFile, file_blob
 from tidemill.protocol.ids import new_file_id
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.blobs.store import BlobStore
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler.batches.lease import BatchLease, BatchName, LineCounts
-from tidemill_scheduler.batches.line_jobs import LineJobs
+from tidemill_scheduler.batches.line_jobs import LineJobs, forgone
 from tidemill_scheduler.batches.parts import OutputBlobs, Part, PartCounts
 from tidemill_scheduler.batches.settings import RunnerSettings
 from tidemill_scheduler.tasks import end_tasks, run_together
 
 _log = logging.getLogger(__name__)
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether what failed is not the batch: the broker, the store, or that another works on it."""
+    is_away = isinstance(error, BrokerError | BlobError | StaleFence)
+    return is_away and not isinstance(error, BlobNotFound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,7 @@ class BatchRun:
         self._output = OutputBlobs(tools.blobs, tools.keys, name)
         self._counted = LineCounts()
         self._parts: dict[int, Part] = {}
+        self._state = ""
         self._lease = BatchLease(
             tools.link,
             tools.keys,
@@ -62,15 +77,35 @@ class BatchRun:
 
         Raises ``StaleFence`` if it was taken away, ``BrokerUnavailable`` and ``BlobError``.
         """
+        await self._leased(self._work)
+
+    async def give_up(self, reason: str) -> None:
+        """End a batch on which ``run`` fails whatever is done; lines that have ended are kept.
+
+        It is ``failed`` then, for this reason, or ``cancelled`` if that was asked for.  Raises what
+        ``run`` raises.
+        """
+        await self._leased(lambda: self._give_up(reason))
+
+    def close(self) -> None:
+        """Forget the parts that are not in the store."""
+        while self._parts:
+            self._parts.popitem()[1].close()
+
+    @property
+    def progress(self) -> tuple[str, int]:
+        """The state that the batch was in at last, and how many lines were in the store."""
+        return self._state, self._counted.num_answered + self._counted.num_failed
+
+    async def _leased(self, do: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if not await self._lease.take():
             return
-        work = asyncio.create_task(self._work())
+        work = asyncio.create_task(do())
         hold = asyncio.create_task(self._lease.hold())
         try:
             await asyncio.wait({work, hold}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end_tasks([work, hold])
-            self._close_parts()
         for task in (hold, work):
             if not task.cancelled():
                 task.result()
@@ -202,17 +237,51 @@ class BatchRun:
                 # It was asked for, perhaps while the last parts were written.
                 await self._finalize(batch, BatchState.CANCELLED)
 
-    async def _finalize(self, batch: Batch, end: BatchState) -> None:
-        """Put the output together and end the batch."""
+    async def _give_up(self, reason: str) -> None:
+        if (batch := await self._read()) is None or batch.state.is_terminal:
+            return
+        is_cancelled = batch.state is BatchState.CANCELLING
+        end = BatchState.CANCELLED if is_cancelled else BatchState.FAILED
+        files: tuple[str, ...] = ()
+        try:
+            await self._tools.producer.cancel_batch(self._name.batch_id)
+            await self._forgo_rest(batch, end)
+            files = await self._files(batch)
+        except Exception as error:
+            if may_pass(error):
+                raise
+            # It must end, even if nothing can be made of what there is.
+            _log.exception("%s ends without the files of its output", self._name.batch_id)
+        errors = told_errors([LineError("batch_failed", reason)])
+        await self._lease.turn(batch.state, end, *files, *(() if is_cancelled else ("er", errors)))
+
+    async def _forgo_rest(self, batch: Batch, end: BatchState) -> None:
+        """Write all parts that are not in the store, with the lines that have ended."""
+        written = {part.number for part in await self._done_parts()}
+        for number in range(len(batch.layout)):
+            if number in written:
+                continue
+            part = self._parts.get(number) or Part(number)
+            self._parts[number] = part
+            for line in await asyncio.to_thread(self._read_part, batch, number):
+                if line.number not in part.told:
+                    part.add(forgone(self._name.batch_id, line, end))
+            await self._write_part(part)
+
+    async def _files(self, batch: Batch) -> tuple[str, ...]:
         parts = await self._done_parts()
-        was = BatchState.CANCELLING if end is BatchState.CANCELLED else BatchState.FINALIZING
-        told = await self._read() or batch
         answers = [part.number for part in parts if part.num_answered]
         errors = [part.number for part in parts if part.num_failed]
-        output = await self._assemble(told, told.output_file_id, answers, "out")
-        error = await self._assemble(told, told.error_file_id, errors, "err")
+        output = await self._assemble(batch, batch.output_file_id, answers, "out")
+        error = await self._assemble(batch, batch.error_file_id, errors, "err")
+        return ("of", output, "ef", error)
+
+    async def _finalize(self, batch: Batch, end: BatchState) -> None:
+        """Put the output together and end the batch."""
+        was = BatchState.CANCELLING if end is BatchState.CANCELLED else BatchState.FINALIZING
+        files = await self._files(await self._read() or batch)
         crash_point("batch.before_end")
-        await self._lease.turn(was, end, "of", output, "ef", error)
+        await self._lease.turn(was, end, *files)
         crash_point("batch.after_end")
         await asyncio.to_thread(self._output.clear)
 
@@ -233,7 +302,9 @@ class BatchRun:
     async def _read(self) -> Batch | None:
         key = self._tools.keys.batch_object(self._name.tenant, self._name.batch_id)
         [fields] = await self._tools.link.read(hashes([key]))
-        return Batch.read(self._name.batch_id, fields)
+        batch = Batch.read(self._name.batch_id, fields)
+        self._state = batch.state if batch else ""
+        return batch
 
     async def _done_parts(self) -> list[PartCounts]:
         key = self._tools.keys.batch_parts(self._name.tenant, self._name.batch_id)
@@ -251,10 +322,6 @@ class BatchRun:
             self._counted.num_answered + sum(part.num_answered for part in parts),
             self._counted.num_failed + sum(part.num_failed for part in parts),
         )
-
-    def _close_parts(self) -> None:
-        while self._parts:
-            self._parts.popitem()[1].close()
 
     def _input(self, batch: Batch) -> str:
         return file_blob(self._tools.keys, self._name.tenant, batch.input_file_id)

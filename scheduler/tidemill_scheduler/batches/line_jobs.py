@@ -1,6 +1,7 @@
 """Requests of a batch on the queue: each becomes one line, whatever dies meanwhile."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from tidemill.result import Result
 from tidemill_scheduler.batches.lease import BatchLease, BatchName
 from tidemill_scheduler.tasks import end_tasks
 
+_log = logging.getLogger(__name__)
+
 #: Lines that are submitted in one round trip.
 _CHUNK = 32
 _MODEL_PAUSE_SECONDS = 1.0
@@ -38,8 +41,12 @@ _PRIORITY = 1
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One line of the output, or of the error file if ``is_answer`` is false."""
+    """What became of the request of line ``number``: a line of the output.
 
+    It is one of the error file if ``is_answer`` is false.
+    """
+
+    number: int
     data: bytes
     is_answer: bool
     usage: BatchUsage = NO_USAGE
@@ -52,7 +59,7 @@ class _Work:
     line: RequestLine
     translated: Translated
     jobs: list[AsyncJob | None]
-    refusal: TidemillError | None = None
+    refusal: Exception | None = None
     num_repeats: int = 0
 
     def missing(self) -> list[int]:
@@ -65,6 +72,8 @@ class LineJobs:
     """Runs the requests of one batch.
 
     The keys of the jobs name batch and line, so that whoever runs a line again finds its jobs.
+    Whatever goes wrong with one line is told in its place; only what would go wrong with any
+    other one too, that the broker is away, is raised.
     """
 
     def __init__(
@@ -83,6 +92,7 @@ class LineJobs:
         self._max_in_flight = max_in_flight
         self._slots, self._gate = asyncio.Semaphore(max_in_flight), asyncio.Lock()
         self._models_until = time.monotonic() + model_seconds
+        self._logged: set[type[Exception]] = set()
 
     async def run(self, lines: Sequence[RequestLine]) -> AsyncGenerator[Told, None]:
         """Yield a line for each request, as they end.  Raises ``BrokerError``."""
@@ -99,7 +109,7 @@ class LineJobs:
 
     def forgo(self, line: RequestLine) -> Told:
         """Return the line of a request for which nothing was submitted."""
-        return Told(unanswered(self._name.batch_id, line, self._lease.ending), False)
+        return forgone(self._name.batch_id, line, self._lease.ending)
 
     async def _feed(
         self, lines: Sequence[RequestLine], told: asyncio.Queue[Told | Exception]
@@ -141,20 +151,38 @@ class LineJobs:
                 await self._pause(_MODEL_PAUSE_SECONDS)
             except TidemillError as error:
                 return _Work(line, _NOTHING, [], error)
+            except Exception as error:
+                return _Work(line, _NOTHING, [], self._unexpected(line, error))
             else:
                 return _Work(line, translated, [None] * len(translated.specs))
 
     async def _submit(self, works: Sequence[_Work]) -> None:
         """Give every line its jobs, or the reason why it has none."""
         while todo := [(work, index) for work in works for index in work.missing()]:
-            specs = [self._spec(work, index) for work, index in todo]
-            outcomes = await self._producer.submit_many(specs)
+            try:
+                specs = [self._spec(work, index) for work, index in todo]
+                outcomes = await self._producer.submit_many(specs)
+            except BrokerError:
+                raise
+            except Exception as error:
+                await self._isolate(works, error)
+                return
             waits = [
                 self._take(work, index, outcome)
                 for (work, index), outcome in zip(todo, outcomes, strict=True)
             ]
             if pause := max(waits):
                 await self._pause(pause)
+
+    async def _isolate(self, works: Sequence[_Work], error: Exception) -> None:
+        """Submit lines one by one, of which one cannot be submitted; the others do not suffer."""
+        if len(works) > 1:
+            for work in works:
+                await self._submit([work])
+        else:
+            [work] = works
+            is_ours = isinstance(error, TidemillError)
+            work.refusal = error if is_ours else self._unexpected(work.line, error)
 
     def _take(self, work: _Work, index: int, outcome: AsyncJob | TidemillError) -> float:
         """Note what became of a submission; returns for how long to wait before the next."""
@@ -199,25 +227,40 @@ class LineJobs:
                 await self._submit([work])
             except TidemillError as error:
                 return self._refused(work, error)
+            except Exception as error:
+                return self._refused(work, self._unexpected(work.line, error))
             else:
                 return self._answered(work, results)
 
     def _answered(self, work: _Work, results: Sequence[Result]) -> Told:
+        job_id = results[0].job_id if results else ""
         try:
             body = work.translated.answer(results)
+            data = answered(self._name.batch_id, work.line, job_id, body)
         except TidemillError as error:
             return self._refused(work, error)
+        except Exception as error:
+            return self._refused(work, self._unexpected(work.line, error))
         usage = NO_USAGE
         for result in results:
             used = result.usage
             usage += BatchUsage(used.prompt_tokens, used.cached_tokens, used.completion_tokens)
-        job_id = results[0].job_id if results else ""
-        return Told(answered(self._name.batch_id, work.line, job_id, body), True, usage)
+        return Told(work.line.number, data, True, usage)
 
-    def _refused(self, work: _Work, error: TidemillError) -> Told:
+    def _refused(self, work: _Work, error: Exception) -> Told:
         if self._lease.ending and isinstance(error, BatchClosed | JobCancelled | Overloaded):
             return self.forgo(work.line)
-        return Told(refused(self._name.batch_id, work.line, error), False)
+        return Told(work.line.number, refused(self._name.batch_id, work.line, error), False)
+
+    def _unexpected(self, line: RequestLine, error: Exception) -> Exception:
+        """Tell the log of a fault of this program; returns it, to be told in the line's place."""
+        where = f"{self._name.batch_id}: line {line.number}"
+        if type(error) in self._logged:
+            _log.error("%s: %s, as before", where, type(error).__name__)
+        else:
+            self._logged.add(type(error))
+            _log.error("%s: unexpected error", where, exc_info=error)
+        return error
 
     def _may_wait_for_model(self) -> bool:
         return not self._lease.ending and time.monotonic() < self._models_until
@@ -227,6 +270,11 @@ class LineJobs:
             await asyncio.wait_for(self._lease.is_ending.wait(), seconds)
         except TimeoutError:
             return  # the pause is over, which is what was waited for
+
+
+def forgone(batch_id: str, line: RequestLine, ending: str) -> Told:
+    """Return the line of a request that will not be answered: its batch has ended before."""
+    return Told(line.number, unanswered(batch_id, line, ending), False)
 
 
 def _named(error: TidemillError, prompt_field: str) -> TidemillError:

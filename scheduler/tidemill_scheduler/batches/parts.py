@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import IO
@@ -36,6 +37,10 @@ class Part:
     num_answered: int = 0
     num_failed: int = 0
     usage: BatchUsage = field(default_factory=BatchUsage)
+    #: Numbers of the lines that are in it.
+    told: set[int] = field(default_factory=set)
+    #: Held by whoever reads its lines: a thread goes on though its task was cancelled.
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.answers = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115
@@ -43,6 +48,7 @@ class Part:
 
     def add(self, told: Told) -> None:
         """Take a line."""
+        self.told.add(told.number)
         self.usage += told.usage
         if told.is_answer:
             self.num_answered += 1
@@ -71,8 +77,9 @@ class OutputBlobs:
             ("err", part.errors, part.num_failed),
         ):
             if num:
-                lines.seek(0)
-                self._write(self._part(part.number, kind), [lines])
+                with part.lock:
+                    lines.seek(0)
+                    self._write(self._part(part.number, kind), [lines])
 
     def assemble(self, file_id: str, numbers: Sequence[int], kind: str) -> int:
         """Join the parts of a kind ("out" or "err") in a file; returns its size in bytes."""

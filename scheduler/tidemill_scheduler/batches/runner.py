@@ -4,27 +4,27 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 from tidemill._async_link import AsyncLink
 from tidemill.batches.openai_requests import OpenAITranslator
 from tidemill.gateway.config import GatewaySettings
 from tidemill.gateway.state import GatewayState
-from tidemill.protocol.errors import BlobError, BrokerUnavailable, StaleFence
+from tidemill.protocol.errors import BrokerUnavailable, StaleFence, TidemillError
 from tidemill.protocol.ids import new_ulid
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.blobs.store import BlobStore
 from tidemill.service.redis import translate
-from tidemill_scheduler.batches.batch_run import BatchRun, BatchTools
+from tidemill_scheduler.batches.batch_run import BatchRun, BatchTools, may_pass
 from tidemill_scheduler.batches.lease import BatchName
+from tidemill_scheduler.batches.setbacks import Setbacks
 from tidemill_scheduler.batches.settings import RunnerSettings
 from tidemill_scheduler.tasks import end_tasks
 
 _log = logging.getLogger(__name__)
 
 _BROKER_SECONDS = 10.0
-_FIRST_PAUSE_SECONDS = 0.5
-_MAX_PAUSE_SECONDS = 30.0
 _FAREWELL_SECONDS = 2.0
 
 
@@ -47,6 +47,7 @@ class BatchRunner:
         self._tools: dict[str, BatchTools] = {}
         self._tasks: dict[BatchName, asyncio.Task[None]] = {}
         self._runs: dict[BatchName, BatchRun] = {}
+        self._setbacks = Setbacks(settings.max_faults)
 
     async def run(self) -> None:
         """Work until there has been nothing to do for ``idle_seconds``."""
@@ -68,39 +69,57 @@ class BatchRunner:
             _log.warning("the batches wait: %s", error.one_line())
             return bool(self._tasks)
         members = cast(list[bytes], found)
-        for name in filter(None, map(BatchName.read, members)):
-            if name not in self._tasks and len(self._tasks) < self._settings.max_batches:
-                self._begin(name)
+        names = list(filter(None, map(BatchName.read, members)))
+        self._setbacks.keep_only({*names, *self._tasks})
+        for name in self._waiting(names)[: self._settings.max_batches - len(self._tasks)]:
+            self._begin(name)
         return bool(members)
 
+    def _waiting(self, names: Sequence[BatchName]) -> list[BatchName]:
+        """Return those that may be begun: first what never failed, then what ends first."""
+        now = time.monotonic()
+        waiting = [n for n in names if n not in self._tasks and not self._setbacks.rests(n, now)]
+        return sorted(waiting, key=self._setbacks.num_faults)
+
     def _begin(self, name: BatchName) -> None:
-        task = asyncio.create_task(self._keep_working(name), name=name.batch_id)
+        task = asyncio.create_task(self._try(name), name=name.batch_id)
         self._tasks[name] = task
         task.add_done_callback(lambda _: self._tasks.pop(name, None))
 
-    async def _keep_working(self, name: BatchName) -> None:
-        """Work on a batch; after an error that may pass, again."""
-        pause = _FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                return await self._work(name)
-            except StaleFence as error:
-                _log.warning("%s", error.one_line())
-                return
-            except (BrokerUnavailable, BlobError) as error:
-                _log.warning("%s begins again: %s", name.batch_id, error.one_line())
-            except Exception:
-                # One batch must not keep the others from their ends; its own state is in Redis.
-                _log.exception("%s begins again after an unexpected error", name.batch_id)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
-
-    async def _work(self, name: BatchName) -> None:
-        run = self._runs[name] = BatchRun(self._tools_of(name.tenant), name, self._owner)
+    async def _try(self, name: BatchName) -> None:
+        """Work on a batch; after an error it gives up its place, and gets one again later."""
+        try:
+            run = self._runs[name] = BatchRun(self._tools_of(name.tenant), name, self._owner)
+        except TidemillError as error:
+            _log.warning("%s cannot be begun: %s", name.batch_id, error.one_line())
+            self._setbacks.delay(name, time.monotonic())
+            return
         try:
             await run.run()
+            self._setbacks.forget(name)
+        except Exception as error:
+            await self._note(run, name, error)
         finally:
+            run.close()
             del self._runs[name]
+
+    async def _note(self, run: BatchRun, name: BatchName, error: Exception) -> None:
+        if isinstance(error, StaleFence):
+            _log.warning("%s", error.one_line())
+            return
+        if isinstance(error, TidemillError) and may_pass(error):
+            _log.warning("%s begins again: %s", name.batch_id, error.one_line())
+            self._setbacks.delay(name, time.monotonic())
+            return
+        self._setbacks.note_fault(name, run.progress, time.monotonic())
+        if not self._setbacks.is_hopeless(name):
+            _log.error("%s begins again after an unexpected error", name.batch_id, exc_info=error)
+            return
+        _log.error("%s is given up after an unexpected error", name.batch_id, exc_info=error)
+        try:
+            await run.give_up(_told(error))
+        except Exception:
+            _log.exception("%s could not be ended, and is tried again", name.batch_id)
 
     def _tools_of(self, tenant: str) -> BatchTools:
         if tenant not in self._tools:
@@ -123,3 +142,9 @@ class BatchRunner:
         await end_tasks(farewells)
         await self._gateway.close()
         await self._link.close()
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, TidemillError):
+        return f"The batch cannot be worked off: {error.one_line()}"
+    return f"The server failed ({type(error).__name__}); the log of its batch runner tells why."

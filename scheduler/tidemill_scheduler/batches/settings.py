@@ -15,6 +15,7 @@ class RunnerSettings:
     A batch whose runner is silent for ``lease_seconds`` is taken over.  ``max_in_flight`` lines of
     a batch are queued or running at once, and ``max_parts`` of its parts are begun and not written;
     ``max_batches`` are worked on at once.  A line may wait ``model_seconds`` for its model.
+    A batch on which ``max_faults`` attempts failed in one place is ended.
     """
 
     lease_seconds: float = 5.0
@@ -23,6 +24,7 @@ class RunnerSettings:
     max_parts: int = 8
     max_batches: int = 4
     model_seconds: float = 30.0
+    max_faults: int = 8
     #: Without a batch for so long the process leaves.
     idle_seconds: float = 60.0
 
