@@ -1,8 +1,8 @@
 """The asynchronous twin of ``tidemill._submitter``."""
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill._async_link import AsyncLink
@@ -28,6 +28,7 @@ from tidemill.protocol.calls import NewJob
 from tidemill.protocol.errors import InvalidRequest, TidemillError
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import ModelCard
+from tidemill.service.offload import beside_loop
 from tidemill.service.runtime import crash_point
 from tidemill.service.tokenizer_cache import HAS_TOKENIZERS, AsyncRedisTokenizers, TokenizerStore
 
@@ -77,7 +78,19 @@ class AsyncSubmitter:
 
     async def make(self, specs: Sequence[JobSpec]) -> list[NewJob | InvalidRequest]:
         """Return the jobs to send; an error takes the place of one that cannot be made."""
-        return [await self._make_job(spec) for spec in specs]
+        made: list[NewJob | InvalidRequest] = []
+        num_bytes = 0
+        for spec in specs:
+            try:
+                draft = spec.draft(self._endpoint.tenant)
+                # Many short ones hold up the event loop as a long one does.
+                num_bytes += draft.num_bytes
+                is_long = num_bytes >= _LONG_BYTES
+                made.append(await self._make_job(draft, is_long=is_long))
+                num_bytes = 0 if is_long else num_bytes
+            except InvalidRequest as error:
+                made.append(error)
+        return made
 
     async def send(self, made: Sequence[NewJob | InvalidRequest]) -> list[Receipt | TidemillError]:
         """Queue what was made; sent again it finds what was accepted before, by the jobs' ids."""
@@ -136,17 +149,12 @@ class AsyncSubmitter:
             await self._fetch_salt()
             return receipts(jobs, await self._link.call_many(submits))
 
-    async def _make_job(self, spec: JobSpec) -> NewJob | InvalidRequest:
-        try:
-            draft = spec.draft(self._endpoint.tenant)
-            card = await self.card(draft.model)
-            salt, tokenizer = await self._salt(), await self._tokenizer(draft, card)
-            job_id = new_job_id(self._endpoint.keys.shard)
-            if draft.num_bytes < _LONG_BYTES:
-                return make_job(job_id, draft, card, salt, tokenizer)
-            return await asyncio.to_thread(make_job, job_id, draft, card, salt, tokenizer)
-        except InvalidRequest as error:
-            return error
+    async def _make_job(self, draft: Draft, *, is_long: bool) -> NewJob:
+        card = await self.card(draft.model)
+        salt, tokenizer = await self._salt(), await self._tokenizer(draft, card)
+        job_id = new_job_id(self._endpoint.keys.shard)
+        make = partial(make_job, job_id, draft, card, salt, tokenizer)
+        return await beside_loop(make) if is_long else make()
 
     async def _tokenizer(self, draft: Draft, card: ModelCard) -> "Tokenizer | None":
         if draft.has_tokens or not HAS_TOKENIZERS:

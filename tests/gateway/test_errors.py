@@ -205,7 +205,7 @@ def surrounded(authenticator: Authenticator) -> httpx.AsyncClient:
     """Return a client of an application behind the gateway's middleware."""
     app = Starlette(routes=[Route("/v1/echo", echo, methods=["POST"])])
     app.add_exception_handler(Exception, handle_error)
-    app.add_middleware(BodyLimit, num_bytes=100, longer={"/v1/files": 1000}, silence_seconds=0.1)
+    app.add_middleware(BodyLimit, num_bytes=100, bounds={"/v1/files": 1000}, silence_seconds=0.1)
     app.add_middleware(Authentication, authenticator=authenticator)
     app.add_middleware(RequestIds)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

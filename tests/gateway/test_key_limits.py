@@ -12,6 +12,7 @@ from gateway.locked import LockedGate, locked_gate
 from support.shard import KEYS
 from support.wait import wait_until
 from tidemill._link import Link
+from tidemill.access.api_keys import KeyScope
 from tidemill.gateway.key_limits import headers_of, span
 from tidemill.protocol.calls.access import Charged, KeyLimits
 
@@ -98,3 +99,23 @@ def test_what_the_queue_refuses_takes_no_tokens(gate: LockedGate, site: Site) ->
     wait_until(
         lambda: tokens_left(client.post(COMPLETIONS, json=SHORT)) == 1000 - 7, 10, "it came back"
     )
+
+
+def test_what_tokenises_counts_as_a_request(gate: LockedGate) -> None:
+    _, reader = gate.key("acme", frozenset({KeyScope.READ}), requests_per_minute=4)
+    turns = [{"role": "user", "content": "a"}]
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/v1/messages/count_tokens", {"messages": turns}),
+        ("/v1/responses/input_tokens", {"input": "a"}),
+    ]
+    left = []
+    for path, body in asked:
+        answer = reader.post(path, json={"model": MODEL, **body})
+        assert answer.status_code == 200, answer.text
+        left.append(answer.headers["x-ratelimit-remaining-requests"])
+    assert left == ["3", "2", "1", "0"]
+    refused = reader.post("/tokenize", json={"model": MODEL, "prompt": "a"})
+    assert refused.status_code == 429 and refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert reader.get("/v1/models").status_code == 200

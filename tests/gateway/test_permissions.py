@@ -268,7 +268,7 @@ async def test_a_body_that_trickles_is_refused_in_the_end() -> None:
         while (await receive()).get("more_body"):
             told.append("read")
 
-    limited = BodyLimit(app, num_bytes=10**6, longer={}, silence_seconds=0.05)
+    limited = BodyLimit(app, num_bytes=10**6, bounds={}, silence_seconds=0.05)
 
     async def one_byte() -> dict[str, Any]:
         await asyncio.sleep(0.02)

@@ -1,11 +1,18 @@
-"""Tokenising over HTTP is the model's own."""
+"""Tokenising over HTTP is the model's own, and has its bounds."""
+
+from typing import Any
 
 import httpx2 as httpx
+import pytest
 
-from gateway.client import ask
+from gateway.client import ask, post
 from gateway.conftest import MODEL, Site
 from support.tiny_chat_model import CHAT_TEMPLATE, MAX_MODEL_LEN
 from support.tiny_tokenizers import SPECIAL, byte_level_tokenizer
+from tidemill.gateway.app import MAX_PROMPT_BODY_BYTES
+from tidemill.gateway.prompts import MAX_TEXT_BYTES
+from tidemill.protocol.codec import MAX_ARRAY_LEN
+from tidemill.service.prompt import MAX_MESSAGES
 
 
 def test_texts_become_ids_and_ids_texts(site: Site) -> None:
@@ -29,3 +36,80 @@ def test_the_tokenizer_is_described(site: Site) -> None:
     told = httpx.get(f"{site.url}/tokenizer_info", params={"model": MODEL}).json()
     assert told["eos_token"] == SPECIAL and told["chat_template"] == CHAT_TEMPLATE
     assert "bos_token" not in told
+
+
+def refused(site: Site, path: str, body: dict[str, Any], status: int = 400) -> dict[str, Any]:
+    answer = post(site, path, {"model": MODEL, **body})
+    assert answer.status_code == status, answer.text
+    told: dict[str, Any] = answer.json()["error"]
+    return told
+
+
+def test_a_text_of_the_longest_length_is_tokenised_and_a_longer_one_refused(site: Site) -> None:
+    text = "ab " * 5000
+    told = ask(site, "/tokenize", prompt=text)
+    assert told["tokens"] == byte_level_tokenizer().raw.encode(text).ids
+    error = refused(site, "/tokenize", {"prompt": "é" * (MAX_TEXT_BYTES // 2 + 1)})
+    assert error["param"] == "prompt" and f"limit of a text is {MAX_TEXT_BYTES}" in error["message"]
+    messages = [{"role": "user", "content": "a" * MAX_TEXT_BYTES}]
+    assert refused(site, "/tokenize", {"messages": messages})["param"] == "messages"
+
+
+def test_too_many_ids_are_not_made_text(site: Site) -> None:
+    ids = [5] * MAX_ARRAY_LEN
+    text = byte_level_tokenizer().raw.decode([5])
+    assert ask(site, "/detokenize", tokens=ids)["prompt"] == text * MAX_ARRAY_LEN
+    error = refused(site, "/detokenize", {"tokens": [*ids, 5]})
+    assert error["param"] == "tokens" and f"the limit is {MAX_ARRAY_LEN}" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/tokenize", "messages"),
+        ("/v1/chat/completions", "messages"),
+        ("/v1/messages/count_tokens", "messages"),
+        ("/v1/responses/input_tokens", "input"),
+    ],
+)
+def test_conversations_of_too_many_messages_are_refused(site: Site, path: str, field: str) -> None:
+    turns = [{"role": "user", "content": "a"}] * (MAX_MESSAGES + 1)
+    error = refused(site, path, {field: turns})
+    assert error["param"] == field and f"the limit is {MAX_MESSAGES}" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/completions", {"echo": True, "logprobs": 1, "return_token_ids": True}, "prompt"),
+        ("/v1/completions", {}, "prompt"),
+        ("/v1/chat/completions", {}, "messages"),
+        ("/v1/messages/count_tokens", {}, "messages"),
+        ("/v1/responses/input_tokens", {}, "input"),
+    ],
+)
+def test_hopelessly_long_prompts_exceed_the_context(
+    site: Site, path: str, body: dict[str, Any], field: str
+) -> None:
+    # All of it spaces and letters, of which no token holds more than a special one.
+    text = "a " * (MAX_MODEL_LEN * len(SPECIAL))
+    given = [{"role": "user", "content": text}] if field == "messages" else text
+    error = refused(site, path, {**body, field: given})
+    assert error["code"] == "context_length_exceeded" and error["param"] == field
+    assert f"context length is {MAX_MODEL_LEN} tokens of {len(SPECIAL)} char" in error["message"]
+
+
+def test_bodies_with_one_prompt_are_no_longer_than_that_takes(site: Site) -> None:
+    text = "a" * MAX_PROMPT_BODY_BYTES
+    for path in ("/tokenize", "/detokenize", "/v1/chat/completions", "/v1/messages"):
+        assert refused(site, path, {"prompt": text}, 413)["code"] == "request_too_large"
+    # Many prompts may take more.
+    assert refused(site, "/v1/completions", {"prompt": text})["param"] == "prompt"
+
+
+def test_a_conversation_that_may_be_shortened_is_however_long_it_is(site: Site) -> None:
+    old = [{"role": "user", "content": "a " * MAX_MODEL_LEN * len(SPECIAL)} for _ in range(3)]
+    items = [*old, {"role": "user", "content": "hi"}]
+    kept = ask(site, "/v1/responses/input_tokens", input=items[-1:])
+    shortened = ask(site, "/v1/responses/input_tokens", input=items, truncation="auto")
+    assert shortened["input_tokens"] == kept["input_tokens"]

@@ -7,7 +7,8 @@ from typing import Any
 import cbor2
 import pytest
 
-from tidemill.protocol.errors import ConfigError, InvalidRequest
+from support.tiny_tokenizers import SPECIAL, byte_level_tokenizer
+from tidemill.protocol.errors import ConfigError, ContextExceeded, InvalidRequest
 from tidemill.protocol.messages import ChatMessage, GenerateRequest, ModelCard
 from tidemill.protocol.sampling import SamplingParams
 from tidemill.service import prompt
@@ -34,12 +35,12 @@ def refusal(request: GenerateRequest, prompt_len: int = 3) -> InvalidRequest:
 
 
 def test_ids_are_taken_as_they_are_without_a_tokenizer() -> None:
-    assert prompt.tokenize(request(prompt_ids=(5, 6)), None) == (5, 6)
+    assert prompt.tokenize(request(prompt_ids=(5, 6)), None, CARD) == (5, 6)
 
 
 def test_text_without_a_tokenizer_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="no tokenizer"):
-        prompt.tokenize(request(prompt="hi"), None)
+        prompt.tokenize(request(prompt="hi"), None, CARD)
 
 
 @pytest.mark.model
@@ -48,10 +49,31 @@ def test_text_and_messages_become_the_ids_of_transformers(demo_model_dir: Path) 
 
     reference: Any = AutoTokenizer.from_pretrained(demo_model_dir)
     ours = Tokenizer.from_directory(demo_model_dir)
-    assert prompt.tokenize(request(prompt="hi  42"), ours) == tuple(reference.encode("hi  42"))
+    assert prompt.tokenize(request(prompt="hi  42"), ours, CARD) == tuple(
+        reference.encode("hi  42")
+    )
     turn = {"role": "user", "content": "hi"}
     want = reference.apply_chat_template([turn], add_generation_prompt=True)["input_ids"]
-    assert prompt.tokenize(request(messages=(ChatMessage(**turn),)), ours) == tuple(want)
+    assert prompt.tokenize(request(messages=(ChatMessage(**turn),)), ours, CARD) == tuple(want)
+
+
+def test_a_hopelessly_long_text_is_refused_before_it_is_tokenised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = byte_level_tokenizer()
+    # The longest of its tokens is the special one.
+    room = (CARD.max_model_len - 1) * len(SPECIAL)
+    assert prompt.tokenize(request(prompt=SPECIAL * 99), tokenizer, CARD) == (262,) * 99
+    monkeypatch.delattr(Tokenizer, "encode")
+    with pytest.raises(ContextExceeded, match=f"length is 100 tokens .* has {room + 1} char") as e:
+        prompt.tokenize(request(prompt="a" * (room + 1)), tokenizer, CARD)
+    assert e.value.field == "prompt"
+
+
+def test_a_conversation_of_too_many_messages_is_refused_before_its_template_runs() -> None:
+    turns = (ChatMessage(role="user", content=""),) * (prompt.MAX_MESSAGES + 1)
+    with pytest.raises(InvalidRequest, match="messages: there are 8193, the limit is 8192"):
+        prompt.tokenize(request(messages=turns), byte_level_tokenizer(), CARD)
 
 
 def test_a_request_that_fits_exactly_is_accepted() -> None:

@@ -260,3 +260,20 @@ def test_a_template_that_is_no_text_is_damaged(tmp_path: Path, template: Any) ->
     directory = tiny_directory(tmp_path, tokenizer_config={"chat_template": template})
     with pytest.raises(DamagedModel, match=r"tokenizer_config\.json.*chat_template"):
         Tokenizer.from_directory(directory)
+
+
+def test_long_texts_have_the_ids_of_transformers(ours: Tokenizer, reference: Any) -> None:
+    several = "".join(f"{text}\n{' ' * index}\t" for index, text in enumerate(NASTY)) * 12
+    for text in (several, " \n\t\u3000" * 3000, "<|im_end|>" * 1200, "é🙂" * 6000, "ab" * 8000):
+        assert len(text) > tokenizer_module._LONG
+        for special in (True, False):
+            ids = ours.encode(text, add_special_tokens=special)
+            assert ids == reference.encode(text, add_special_tokens=special)
+        for skip in (True, False):
+            long = ids * 4
+            assert ours.decode(long, skip) == reference.decode(long, skip_special_tokens=skip)
+
+
+def test_the_longest_token_is_that_of_transformers(ours: Tokenizer, reference: Any) -> None:
+    texts = reference.batch_decode([[token_id] for token_id in range(len(reference))])
+    assert ours.longest_token == max(map(len, texts))

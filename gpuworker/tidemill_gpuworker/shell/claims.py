@@ -198,7 +198,7 @@ class ClaimLoader:
         if not isinstance(request, GenerateRequest):
             return self._prepare_kind(job, request, written)
         adapter = self._adapter(request.lora)
-        prompt_ids = tokenize(request, self._tokenizer)
+        prompt_ids = tokenize(request, self._tokenizer, self._card)
         validate(request, len(prompt_ids), self._card)
         return Claim(
             job=job,

@@ -59,6 +59,14 @@ UPLOAD_PATHS = {"/v1/files": None, "/v1/audio": MAX_STORED_AUDIO_BYTES}
 #: What a form has besides its file.
 _FORM_BYTES = 256 * 1024
 
+#: Paths, by their beginnings, whose bodies are one prompt: of the longest text there may be each
+#: character takes up to six bytes.  Reading JSON holds up everybody, so no more than that is read.
+PROMPT_PATHS = (
+    *("/v1/chat", "/v1/jobs", "/v1/messages", "/v1/responses"),
+    *("/tokenize", "/detokenize"),
+)
+MAX_PROMPT_BODY_BYTES = 8 << 20
+
 #: What a route may raise: ours, the framework's, texts that are no Unicode, and anything else.
 _HANDLED = (TidemillError, HTTPException, RequestValidationError, UnicodeEncodeError, Exception)
 
@@ -101,14 +109,15 @@ def create_app(state: GatewayState) -> FastAPI:
 def _surround(app: FastAPI, state: GatewayState) -> None:
     """Add the middleware, the innermost first."""
     settings = state.settings
-    longer = {
+    bounds = {path: min(MAX_PROMPT_BODY_BYTES, settings.body_bytes) for path in PROMPT_PATHS}
+    bounds |= {
         path: min(bound or settings.upload_bytes, settings.upload_bytes) + _FORM_BYTES
         for path, bound in UPLOAD_PATHS.items()
     }
     app.add_middleware(
         BodyLimit,
         num_bytes=settings.body_bytes,
-        longer=longer,
+        bounds=bounds,
         silence_seconds=settings.body_seconds,
     )
     app.add_middleware(KeyLimitHeaders)

@@ -18,15 +18,15 @@ MIN_BYTES_PER_SECOND = 1024
 class BodyLimit:
     """ASGI middleware: answers 413 to a body that is too long, 408 to one that does not come.
 
-    ``longer`` names the paths, by their beginnings, that take more than ``num_bytes``.
+    ``bounds`` names the paths, by their beginnings, that take more or less than ``num_bytes``.
     """
 
     def __init__(
-        self, app: ASGIApp, num_bytes: int, longer: Mapping[str, int], silence_seconds: float
+        self, app: ASGIApp, num_bytes: int, bounds: Mapping[str, int], silence_seconds: float
     ) -> None:
         self._app = app
         self._num_bytes = num_bytes
-        self._longer = longer
+        self._bounds = bounds
         self._silence_seconds = silence_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,7 +42,7 @@ class BodyLimit:
         await self._app(scope, body.receive, send)
 
     def _limit(self, path: str) -> int:
-        limits = [size for start, size in self._longer.items() if path.startswith(start)]
+        limits = [size for start, size in self._bounds.items() if path.startswith(start)]
         return max(limits, default=self._num_bytes)
 
 

@@ -1,8 +1,8 @@
 """What a chat request asks of the queue."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tidemill._request import JobOptions, JobSpec
@@ -13,7 +13,7 @@ from tidemill.gateway.checks import check_streaming, refuse
 from tidemill.gateway.jobs import renamed
 from tidemill.gateway.openai_models.chat import ChatRequest
 from tidemill.gateway.options import answer_form, form_field, job_options
-from tidemill.gateway.prompts import LONG_CHARS, cut
+from tidemill.gateway.prompts import LONG_CHARS, check_size, cut
 from tidemill.gateway.shaping.chat import (
     ChatEvents,
     ChatStyle,
@@ -25,10 +25,12 @@ from tidemill.gateway.shaping.logprobs import TokenNames
 from tidemill.openai.chat import ChatFormats, ChatJob, chat_job
 from tidemill.openai.tools import CallMode
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.messages import ModelCard
 from tidemill.protocol.requests import Kind
 from tidemill.protocol.structured import StructuredOutput
 from tidemill.result import Result
 from tidemill.service.job_inputs import check_kind
+from tidemill.service.offload import beside_loop
 from tidemill.service.tokenizer import Tokenizer
 
 
@@ -50,20 +52,18 @@ class ChatShape:
         return ChatEvents(envelope, self.style, envelope.id.partition("-")[2])
 
 
-async def plan_chat(call: Call, body: ChatRequest, *, is_long: bool = False) -> Plan:
+async def plan_chat(call: Call, body: ChatRequest, *, goes_on: bool = False) -> Plan:
     """Return the job of a request; raises ``InvalidRequest`` naming the field that is wrong.
 
-    ``is_long`` tells that the conversation is longer than the body of the call.
+    ``goes_on`` tells that the conversation is longer than the body of the call.
     """
     _check(body)
     card = await call.producer.model(body.model)
     # Before it is asked for a chat template, which it does not have.
     check_kind(Kind.GENERATE, card)
     tokenizer = await call.producer.tokenizer(body.model)
-    if _num_bytes(call) < LONG_CHARS and not is_long:
-        job = make_chat_job(call, body, tokenizer)
-    else:
-        job = await asyncio.to_thread(make_chat_job, call, body, tokenizer)
+    make = partial(make_chat_job, call, body, tokenizer, card)
+    job = await beside_loop(make) if goes_on or is_long(call) else make()
     max_tokens = body.max_completion_tokens or body.max_tokens
     ids = cut(job.prompt_ids, body, card, max_tokens)
     options = _options(body, job, tokenizer, max_tokens)
@@ -86,13 +86,14 @@ async def plan_chat(call: Call, body: ChatRequest, *, is_long: bool = False) -> 
     )
 
 
-def make_chat_job(call: Call, body: ChatRequest, tokenizer: Tokenizer) -> ChatJob:
+def make_chat_job(call: Call, body: ChatRequest, tokenizer: Tokenizer, card: ModelCard) -> ChatJob:
     """Return prompt, constraint and parser of a request; raises ``InvalidRequest``."""
     settings = call.state.settings
     continues = body.continue_final_message
     adds_prompt = (
         not continues if body.add_generation_prompt is None else body.add_generation_prompt
     )
+    is_cut = body.truncate_prompt_tokens is not None
     job = chat_job(
         tokenizer,
         body.messages,
@@ -107,6 +108,7 @@ def make_chat_job(call: Call, body: ChatRequest, tokenizer: Tokenizer) -> ChatJo
         ),
         add_generation_prompt=adds_prompt,
         template_options=_template_options(body),
+        check_prompt=lambda text: check_size("messages", text, tokenizer, card, is_cut=is_cut),
     )
     if continues:
         job = continued(job, body.messages, tokenizer)
@@ -204,6 +206,7 @@ def continued(job: ChatJob, messages: Any, tokenizer: Tokenizer) -> ChatJob:
     return replace(job, prompt=prompt, prompt_ids=ids)
 
 
-def _num_bytes(call: Call) -> int:
+def is_long(call: Call) -> bool:
+    """Whether a body is so long that what is made of it would hold up the event loop."""
     length = call.request.headers.get("content-length", "")
-    return int(length) if length.isdecimal() else LONG_CHARS
+    return not length.isdecimal() or int(length) >= LONG_CHARS

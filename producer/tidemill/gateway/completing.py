@@ -11,7 +11,7 @@ from tidemill.gateway.call import Call
 from tidemill.gateway.checks import check_streaming, refuse
 from tidemill.gateway.openai_models.completions import CompletionRequest
 from tidemill.gateway.options import answer_form, form_field, job_options, key_of_job
-from tidemill.gateway.prompts import TextOrIds, prompts_of, token_ids
+from tidemill.gateway.prompts import LONG_CHARS, TextOrIds, prompts_of, token_ids
 from tidemill.gateway.shaping.completions import (
     CompletionEvents,
     CompletionStyle,
@@ -22,6 +22,7 @@ from tidemill.gateway.shaping.envelope import Envelope
 from tidemill.gateway.shaping.logprobs import TokenNames
 from tidemill.protocol.messages import ModelCard
 from tidemill.result import Result
+from tidemill.service.offload import beside_loop
 from tidemill.service.tokenizer import Tokenizer
 
 
@@ -62,7 +63,8 @@ async def _plan(
     if tokenizer is not None and _needs_ids(body):
         ids = await token_ids(prompts, tokenizer, body, card, max_tokens=body.max_tokens)
         prompts = ids
-    style = _style(call, body, prompts, ids, tokenizer)
+    texts = await _texts(prompts, tokenizer) if body.echo else ()
+    style = _style(call, body, texts, ids, tokenizer)
     return Plan(
         specs=_specs(call, body, prompts),
         shape=CompletionShape(style),
@@ -132,7 +134,7 @@ def _options(body: CompletionRequest) -> JobOptions:
 def _style(
     call: Call,
     body: CompletionRequest,
-    prompts: Sequence[TextOrIds],
+    texts: Sequence[str],
     ids: Sequence[tuple[int, ...]],
     tokenizer: Tokenizer | None,
 ) -> CompletionStyle:
@@ -148,9 +150,17 @@ def _style(
         has_echo=body.echo,
         tells_output=body.max_tokens > 0,
         tells_usage=body.tells_usage_always,
-        texts=[_text(prompt, tokenizer) for prompt in prompts] if body.echo else (),
+        texts=texts,
         prompt_ids=ids,
     )
+
+
+async def _texts(prompts: Sequence[TextOrIds], tokenizer: Tokenizer | None) -> list[str]:
+    def decode() -> list[str]:
+        return [_text(prompt, tokenizer) for prompt in prompts]
+
+    is_long = sum(map(len, prompts)) >= LONG_CHARS
+    return await beside_loop(decode) if is_long else decode()
 
 
 def _text(prompt: TextOrIds, tokenizer: Tokenizer | None) -> str:

@@ -1,6 +1,5 @@
 """What requests for embeddings ask of the queue."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,12 @@ from tidemill.gateway.openai_models.embeddings import (
     EncoderRequest,
     KindRequest,
 )
-from tidemill.gateway.prompts import LONG_CHARS, TextOrIds, prompts_of
+from tidemill.gateway.prompts import (
+    TextOrIds,
+    check_size,
+    each_beside_loop,
+    prompts_of,
+)
 from tidemill.gateway.shaping.encoders import embedding_list
 from tidemill.job_kinds import EmbedSpec
 from tidemill.protocol.messages import ModelCard
@@ -34,7 +38,7 @@ async def plan_embeddings(
     inputs: Sequence[TextOrIds] = prompts_of(body.input, field="input", limit=MAX_INPUTS)
     limit = cut_length(body, card)
     if limit is not None and limit < card.max_model_len:
-        inputs = await _cut(inputs, await producer.tokenizer(body.model), limit)
+        inputs = await _cut(inputs, await producer.tokenizer(body.model), card, limit)
     model = body.model or card.name
     size = body.dimensions or card.embedding_size
 
@@ -90,16 +94,16 @@ def _options(body: EmbeddingRequest, limit: int | None, key: str | None) -> dict
     return options
 
 
-async def _cut(inputs: Sequence[TextOrIds], tokenizer: Tokenizer, limit: int) -> list[TextOrIds]:
-    def cut() -> list[TextOrIds]:
-        return [
-            tokenizer.encode_whole(item, limit) if isinstance(item, str) else item[:limit]
-            for item in inputs
-        ]
+async def _cut(
+    inputs: Sequence[TextOrIds], tokenizer: Tokenizer, card: ModelCard, limit: int
+) -> Sequence[TextOrIds]:
+    def cut(item: TextOrIds) -> tuple[int, ...]:
+        if not isinstance(item, str):
+            return item[:limit]
+        check_size("input", item, tokenizer, card, is_cut=True)
+        return tokenizer.encode_whole(item, limit)
 
-    if sum(len(item) for item in inputs if isinstance(item, str)) < LONG_CHARS:
-        return cut()
-    return await asyncio.to_thread(cut)
+    return await each_beside_loop(cut, inputs)
 
 
 def _name_of(index: int, field: str) -> str:

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 
 from tidemill.gateway.answering import Plan, json_response, note_first_token, note_usage
 from tidemill.gateway.call import Call
-from tidemill.gateway.chatting import ChatShape, plan_chat
+from tidemill.gateway.chatting import ChatShape, is_long, plan_chat
 from tidemill.gateway.disconnects import ClientGone, while_connected
 from tidemill.gateway.errors import CLIENT_GONE_STATUS, api_error
 from tidemill.gateway.jobs import Piece, RequestJobs, renamed, submit
@@ -20,6 +21,7 @@ from tidemill.gateway.shaping.messages import MessageEvents, error_event, messag
 from tidemill.gateway.sse import EventStream
 from tidemill.openai.anthropic import chat_messages, chat_tool_choice, chat_tools, is_begun
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.service.offload import beside_loop
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ async def answer_message(call: Call, body: MessagesRequest) -> Response:
 
     Raises what submitting and waiting for jobs raise.
     """
-    plan = await plan_chat(call, as_chat(body))
+    plan = await plan_chat(call, await _translated(call, body))
     try:
         jobs = await submit(call, plan.specs)
     except InvalidRequest as error:
@@ -56,7 +58,8 @@ async def answer_message(call: Call, body: MessagesRequest) -> Response:
 
 async def count_tokens(call: Call, body: CountedRequest) -> int:
     """Return the length of a conversation's prompt; raises ``InvalidRequest``."""
-    return len(_style(await plan_chat(call, as_chat(body))).prompt_ids)
+    plan = await plan_chat(call, await _translated(call, body))
+    return len(_style(plan).prompt_ids)
 
 
 def as_chat(body: CountedRequest) -> ChatRequest:
@@ -79,6 +82,10 @@ def as_chat(body: CountedRequest) -> ChatRequest:
         fields |= {"max_tokens": body.max_tokens, "stream": body.stream}
         fields["stop"] = body.stop_sequences or None
     return ChatRequest.model_validate(fields)
+
+
+async def _translated(call: Call, body: CountedRequest) -> ChatRequest:
+    return await beside_loop(partial(as_chat, body)) if is_long(call) else as_chat(body)
 
 
 def _name_of(_: int, field: str) -> str:

@@ -57,6 +57,11 @@ RULES: Mapping[tuple[str, str], KeyScope] = {
     ("POST", "/v1/batches/{batch_id}/cancel"): _CANCEL,
 }
 
+#: Of what is read, what costs as much as a submission: prompts are tokenised for it.
+_COUNTED_READS = frozenset(
+    {"/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"}
+)
+
 #: What a route without a rule needs: that one was forgotten must open nothing.
 _WITHOUT_RULE = KeyScope.ADMIN
 
@@ -64,7 +69,8 @@ _WITHOUT_RULE = KeyScope.ADMIN
 async def enforce(request: Request) -> None:
     """Raise ``Forbidden`` unless the caller may use the route; for every route of the app.
 
-    A submission is taken from what the caller's key may submit, or raises ``RateLimited``.
+    A submission, or what costs as much, is taken from what the caller's key may submit, or raises
+    ``RateLimited``.
     """
     path: str = request.scope["route"].path
     identity: Identity | None = getattr(request.state, "identity", None)
@@ -74,5 +80,5 @@ async def enforce(request: Request) -> None:
         return
     scope = RULES.get((request.method, path), _WITHOUT_RULE)
     identity.require(scope)
-    if scope == KeyScope.SUBMIT:
+    if scope == KeyScope.SUBMIT or path in _COUNTED_READS:
         await KeyAccount(request.app.state.gateway, identity, request).take_request()

@@ -1,19 +1,25 @@
 """The prompts of a request for completions: texts, or token ids."""
 
-import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from tidemill.gateway.checks import refuse, valid_text
 from tidemill.gateway.openai_models.sampling import GenerationRequest
-from tidemill.protocol.codec import MAX_ARRAY_LEN
-from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.codec import MAX_ARRAY_LEN, MAX_MESSAGE_BYTES
+from tidemill.protocol.errors import ContextExceeded, InvalidRequest
 from tidemill.protocol.messages import ModelCard
+from tidemill.service.offload import beside_loop
+from tidemill.service.prompt import check_text
 from tidemill.service.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024
+#: Of any text that is tokenised, in UTF-8; no job may have a longer one either.
+MAX_TEXT_BYTES = MAX_MESSAGE_BYTES
 #: From this length on, tokenising would hold up the event loop for milliseconds.
 LONG_CHARS = 16 * 1024
+
+T = TypeVar("T")
 
 TextOrIds = str | tuple[int, ...]
 
@@ -43,18 +49,48 @@ async def token_ids(
     *,
     max_tokens: int | None,
 ) -> list[tuple[int, ...]]:
-    """Return the prompts' token ids, cut as the request says."""
+    """Return the prompts' token ids, cut as the request says; raises ``InvalidRequest``."""
     adds_special = body.add_special_tokens is not False
+    is_cut = body.truncate_prompt_tokens is not None
 
-    def encode() -> list[tuple[int, ...]]:
-        return [
-            cut(_encoded(prompt, tokenizer, adds_special), body, card, max_tokens)
-            for prompt in prompts
-        ]
+    def encode(prompt: TextOrIds) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            return cut(prompt, body, card, max_tokens)
+        check_size("prompt", prompt, tokenizer, card, is_cut=is_cut)
+        ids = tuple(tokenizer.encode(prompt, add_special_tokens=adds_special))
+        return cut(ids, body, card, max_tokens)
 
-    if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) < LONG_CHARS:
-        return encode()
-    return await asyncio.to_thread(encode)
+    return await each_beside_loop(encode, prompts)
+
+
+async def each_beside_loop(
+    encode: Callable[[TextOrIds], T], inputs: Sequence[TextOrIds]
+) -> list[T]:
+    """Return what ``encode`` makes of each input, without holding up the event loop.
+
+    Other requests have their turn between any two of them.
+    """
+    if sum(len(each) for each in inputs if isinstance(each, str)) < LONG_CHARS:
+        return [encode(each) for each in inputs]
+    return [await beside_loop(partial(encode, each)) for each in inputs]
+
+
+def check_size(
+    field: str, text: str, tokenizer: Tokenizer, card: ModelCard, *, is_cut: bool = False
+) -> None:
+    """Raise ``ContextExceeded`` for a text that is too long to be tokenised.
+
+    One that ``is_cut`` afterwards, or is no prompt at all, may be longer than any prompt.
+    """
+    if not is_cut:
+        check_text(field, text, tokenizer, card)
+    num_bytes = len(text.encode())
+    if num_bytes > MAX_TEXT_BYTES:
+        raise ContextExceeded(
+            f"{field}: it has {num_bytes} bytes, the limit of a text is {MAX_TEXT_BYTES}",
+            field=field,
+            fix="Send it in pieces.",
+        )
 
 
 def cut(
@@ -71,12 +107,6 @@ def cut(
             "truncate_prompt_tokens: it leaves no token", field="truncate_prompt_tokens"
         )
     return ids[:keep] if body.truncation_side == "right" else ids[-keep:]
-
-
-def _encoded(prompt: TextOrIds, tokenizer: Tokenizer, adds_special: bool) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        return tuple(tokenizer.encode(prompt, add_special_tokens=adds_special))
-    return prompt
 
 
 def _ids(prompt: Any, field: str) -> tuple[int, ...]:

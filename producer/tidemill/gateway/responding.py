@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -13,6 +14,7 @@ from tidemill.async_job import AsyncJob
 from tidemill.async_stream import AsyncTokenStream
 from tidemill.gateway.answering import json_response, note_first_token, note_usage
 from tidemill.gateway.call import Call
+from tidemill.gateway.chatting import is_long
 from tidemill.gateway.checks import refuse
 from tidemill.gateway.disconnects import ClientGone, while_connected
 from tidemill.gateway.errors import CLIENT_GONE_STATUS, api_error
@@ -30,6 +32,7 @@ from tidemill.protocol.messages import JobEnd
 from tidemill.responses.record import ResponseRecord, job_of, no_response, response_id
 from tidemill.responses.store import ResponseStore
 from tidemill.result import failure_of
+from tidemill.service.offload import beside_loop
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +161,8 @@ async def found(call: Call, given: str) -> tuple[str, ResponseRecord, JobStatus]
 
 async def conversation_of(call: Call, body: ResponseRequest) -> list[Mapping[str, Any]]:
     """Return all that the model is to read, the oldest first; raises ``InvalidRequest``."""
-    return [*await _history(call, body), *input_items(body.input)]
+    history, make = await _history(call, body), partial(input_items, body.input)
+    return [*history, *(await beside_loop(make) if is_long(call) else make())]
 
 
 async def _history(call: Call, body: ResponseRequest) -> list[Mapping[str, Any]]:

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tidemill._follow import Chunk
 from tidemill._request import JobOptions, JobSpec
 from tidemill.gateway.answering import Plan
 from tidemill.gateway.call import Call
-from tidemill.gateway.chatting import ChatShape, plan_chat
+from tidemill.gateway.chatting import ChatShape, is_long, plan_chat
 from tidemill.gateway.checks import refuse
 from tidemill.gateway.jobs import renamed
 from tidemill.gateway.openai_models.chat import ChatRequest
@@ -25,10 +26,11 @@ from tidemill.openai.response_items import (
     without_oldest,
 )
 from tidemill.openai.stored_readings import plain_reading
-from tidemill.protocol.errors import InvalidRequest
+from tidemill.protocol.errors import ContextExceeded, InvalidRequest
 from tidemill.protocol.messages import JobEnd
 from tidemill.responses.record import ResponseRecord
 from tidemill.result import Result
+from tidemill.service.offload import beside_loop
 
 #: Fields that chats have under the same name.
 _SAME = (
@@ -132,22 +134,29 @@ async def _fitting(
 ) -> Plan:
     """Return the plan for all items or, as ``truncation`` says, for as many as the model takes."""
 
-    async def planned(num_dropped: int) -> tuple[Plan, bool]:
-        kept = without_oldest(items, num_dropped) if num_dropped else items
-        chat = _as_chat(body, chat_messages(body.instructions, kept), tools)
-        plan = await plan_chat(call, chat, is_long=body.previous_response_id is not None)
-        num_tokens = len(_style(plan).prompt_ids) + (body.max_output_tokens or 1)
-        return plan, num_tokens <= plan.card.max_model_len
+    goes_on = body.previous_response_id is not None
 
-    plan, fits = await planned(0)
+    async def planned(num_dropped: int) -> Plan:
+        kept = without_oldest(items, num_dropped) if num_dropped else items
+        make = partial(_as_chat, body, kept, tools)
+        chat = await beside_loop(make) if goes_on or is_long(call) else make()
+        return await plan_chat(call, chat, goes_on=goes_on)
+
+    async def fits(num_dropped: int) -> bool:
+        try:
+            plan = await planned(num_dropped)
+        except ContextExceeded:
+            return False
+        num_tokens = len(_style(plan).prompt_ids) + (body.max_output_tokens or 1)
+        return num_tokens <= plan.card.max_model_len
+
     least, most = 1, len(items) - 1
-    if fits or body.truncation != "auto" or most < 1:
-        return plan
+    if body.truncation != "auto" or most < 1 or await fits(0):
+        return await planned(0)
     while least < most:
         middle = (least + most) // 2
-        _, fits = await planned(middle)
-        least, most = (least, middle) if fits else (middle + 1, most)
-    return (await planned(least))[0]
+        least, most = (least, middle) if await fits(middle) else (middle + 1, most)
+    return await planned(least)
 
 
 def _style(plan: Plan) -> ChatStyle:
@@ -167,11 +176,11 @@ def _check(body: ResponseRequest) -> None:
 
 
 def _as_chat(
-    body: ResponseRequest, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    body: ResponseRequest, items: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None
 ) -> ChatRequest:
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
     fields |= {
-        "messages": messages,
+        "messages": chat_messages(body.instructions, items),
         "tools": tools,
         "tool_choice": chat_tool_choice(body.tool_choice),
         "max_completion_tokens": body.max_output_tokens,

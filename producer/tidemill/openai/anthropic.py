@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.service.prompt import check_num_messages
 
 #: What ``tool_choice`` is called there and here.
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -17,6 +18,7 @@ def chat_messages(system: object, messages: object) -> list[dict[str, Any]]:
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise _wrong("messages", "it is not a list of messages")
+    check_num_messages("messages", len(messages))
     chat: list[dict[str, Any]] = []
     if system:
         chat.append({"role": "system", "content": _text(system, "system")})

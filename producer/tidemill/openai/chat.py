@@ -1,6 +1,6 @@
 """A chat request as a job: its prompt, its constraint, and the parser of what comes back."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,9 +109,11 @@ def chat_job(
     formats: ChatFormats | None = None,
     add_generation_prompt: bool = True,
     template_options: Mapping[str, Any] | None = None,
+    check_prompt: Callable[[str], None] = lambda prompt: None,
 ) -> ChatJob:
     """Return the job of a chat request; arguments are as in OpenAI's API.
 
+    ``check_prompt`` is told the prompt before it is tokenised, and raises if that is in vain.
     A forced call is a constraint of its own; what ``structured`` says of texts does not matter
     then, because there is none.  Raises ``InvalidRequest`` naming the field that is wrong.
     """
@@ -127,11 +129,12 @@ def chat_job(
         tools=offered,
         options=template_options,
     )
+    check_prompt(_valid(prompt))
     if choice.mode is CallMode.FORCED:
         structured = _force(choice, is_parallel=parallel_tool_calls)
     return ChatJob(
         prompt=prompt,
-        prompt_ids=tuple(tokenizer.encode(_valid(prompt), add_special_tokens=False)),
+        prompt_ids=tuple(tokenizer.encode(prompt, add_special_tokens=False)),
         structured=structured,
         choice=choice,
         formats=formats or ChatFormats.of(tokenizer.chat_template),

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.service.prompt import check_num_messages
 
 #: Roles that templates know by another name.
 _ROLES = {"developer": "system"}
@@ -18,6 +19,7 @@ def template_messages(messages: object) -> list[dict[str, Any]]:
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise _wrong("messages", "it is not a list of messages")
+    check_num_messages("messages", len(messages))
     return [_message(message, f"messages.{index}") for index, message in enumerate(messages)]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.service.prompt import check_num_messages
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
@@ -18,6 +19,7 @@ def input_items(given: object) -> list[dict[str, Any]]:
         given = [{"role": "user", "content": _string(given, "input")}]
     if not isinstance(given, Sequence) or not given:
         raise _wrong("input", "it is neither text nor a list of items")
+    check_num_messages("input", len(given))
     return [_item(item, f"input.{index}") for index, item in enumerate(given)]
 
 

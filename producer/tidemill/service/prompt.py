@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # an SDK without the tokenizer extra still checks and hashes 
 #: A rule of thumb for text that nobody has tokenised yet.
 BYTES_PER_TOKEN = 4
 
+#: Of one conversation: chat templates are programs, and take their time for each.
+MAX_MESSAGES = 8192
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
@@ -43,7 +46,7 @@ def prepare(
     request: GenerateRequest, tokenizer: "Tokenizer | None", card: ModelCard, salt: bytes
 ) -> PreparedPrompt:
     """Tokenise, check and hash; ``salt`` is the tenant's.  Raises ``InvalidRequest``."""
-    ids = tokenize(request, tokenizer)
+    ids = tokenize(request, tokenizer, card)
     validate(request, len(ids), card)
     extra = _extra_keys(request, card, salt)
     hashes = hash_blocks(ids, card.block_size, extra)
@@ -74,11 +77,13 @@ def adapter_of(request: GenerateRequest, card: ModelCard) -> AdapterCard | None:
     return found
 
 
-def tokenize(request: GenerateRequest, tokenizer: "Tokenizer | None") -> tuple[int, ...]:
+def tokenize(
+    request: GenerateRequest, tokenizer: "Tokenizer | None", card: ModelCard
+) -> tuple[int, ...]:
     """The prompt's ids; ``tokenizer`` may be None if the request brings ids.
 
-    Raises ``InvalidRequest`` if the chat template refuses the messages, ``ConfigError`` without a
-    tokenizer that is needed.
+    Raises ``InvalidRequest`` if the chat template refuses the messages, ``ContextExceeded`` as
+    ``check_text``, ``ConfigError`` without a tokenizer that is needed.
     """
     if request.prompt_ids is not None:
         return request.prompt_ids
@@ -88,9 +93,42 @@ def tokenize(request: GenerateRequest, tokenizer: "Tokenizer | None") -> tuple[i
             fix="Install tidemill[tokenizer], or send prompt_ids.",
         )
     if request.messages is not None:
+        check_num_messages("messages", len(request.messages))
         text = tokenizer.apply_chat_template(request.messages)
+        check_text("messages", text, tokenizer, card)
         return tuple(tokenizer.encode(text, add_special_tokens=False))
-    return tuple(tokenizer.encode(request.prompt or ""))
+    prompt = request.prompt or ""
+    check_text("prompt", prompt, tokenizer, card)
+    return tuple(tokenizer.encode(prompt))
+
+
+def check_text(field: str, text: str, tokenizer: "Tokenizer", card: ModelCard) -> None:
+    """Raise ``ContextExceeded`` if a prompt is hopelessly long, which is told by its length alone.
+
+    That is one of more characters than the model's context has room for if every token were the
+    vocabulary's longest.
+    """
+    if len(text) <= card.max_model_len:
+        return
+    longest = tokenizer.longest_token
+    room = (card.max_model_len - 1) * longest
+    if len(text) > room:
+        raise ContextExceeded(
+            f"{field}: the prompt is too long: {_longest(card)} of {longest} characters at most,"
+            f" and it has {len(text)} characters",
+            field=field,
+            fix=f"Shorten it to {card.max_model_len - 1} tokens at most.",
+        )
+
+
+def check_num_messages(field: str, number: int) -> None:
+    """Raise ``InvalidRequest`` for a conversation of more than ``MAX_MESSAGES``."""
+    if number > MAX_MESSAGES:
+        raise InvalidRequest(
+            f"{field}: there are {number}, the limit is {MAX_MESSAGES}",
+            field=field,
+            fix="Leave out the oldest.",
+        )
 
 
 def validate(request: GenerateRequest, prompt_len: int, card: ModelCard) -> None:

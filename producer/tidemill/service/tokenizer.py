@@ -28,6 +28,9 @@ MAX_BUNDLE_BYTES = 1 << 25
 MAX_CONTENT_BYTES = 1 << 27
 
 _TOKENIZER_JSON = "tokenizer.json"
+#: From so many characters or ids on, a call lets go of the interpreter; below, the library's
+#: thread pool costs more than the milliseconds for which others stand still.
+_LONG = 8 * 1024
 
 
 class TokenPair(NamedTuple):
@@ -84,22 +87,21 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``; special tokens that it spells out become one id."""
-        return self.raw.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._encoding(text, add_special_tokens=add_special_tokens).ids
 
     def encode_whole(self, text: str, limit: int | None = None) -> tuple[int, ...]:
         """Return the ids of ``text`` with special tokens, cut to ``limit`` ids in all.
 
         The special tokens stay whatever is cut.
         """
-        encoding = self.raw.encode(text, add_special_tokens=False)
+        encoding = self._encoding(text)
         if limit is not None:
             encoding.truncate(max(0, limit - self.raw.num_special_tokens_to_add(False)))
         return tuple(self.raw.post_process(encoding).ids)
 
     def encode_pair(self, first: str, second: str, limit: int | None = None) -> TokenPair:
         """Return the ids of two texts as the model reads pairs; only the second one is cut."""
-        one = self.raw.encode(first, add_special_tokens=False)
-        two = self.raw.encode(second, add_special_tokens=False)
+        one, two = self._encoding(first), self._encoding(second)
         if limit is not None:
             two.truncate(max(0, limit - len(one.ids) - self.raw.num_special_tokens_to_add(True)))
         pair = self.raw.post_process(one, two)
@@ -107,7 +109,18 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
-        return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
+        if len(ids) < _LONG:
+            return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
+        [text] = self.raw.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return text
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: no text has fewer tokens than its length in these.
+
+        Of text that a tokenizer drops or maps to nothing but its unknown token this is not true.
+        """
+        return max(map(len, self.raw.get_vocab()), default=1)
 
     @property
     def chat_template(self) -> str:
@@ -141,6 +154,13 @@ class Tokenizer:
         return self._template.render(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, options=options
         )
+
+    def _encoding(self, text: str, *, add_special_tokens: bool = False) -> tokenizers.Encoding:
+        if len(text) < _LONG:
+            return self.raw.encode(text, add_special_tokens=add_special_tokens)
+        # Unlike ``encode`` this lets other threads run meanwhile, and it keeps no offsets.
+        [encoding] = self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding
 
     @cached_property
     def _template(self) -> ChatTemplate | None:

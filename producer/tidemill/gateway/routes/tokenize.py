@@ -1,8 +1,10 @@
 """``/tokenize``, ``/detokenize`` and ``/tokenizer_info``."""
 
-import asyncio
+from functools import partial
 
+import orjson
 from fastapi import APIRouter
+from starlette.responses import Response
 
 from tidemill.gateway.call import CurrentCall
 from tidemill.gateway.chatting import continued
@@ -14,31 +16,27 @@ from tidemill.gateway.openai_models.tokenize import (
     TokenizerInfo,
     Tokens,
 )
+from tidemill.gateway.prompts import check_size
 from tidemill.openai.chat import chat_job
 from tidemill.openai.token_texts import TokenTexts
+from tidemill.protocol.codec import MAX_ARRAY_LEN
 from tidemill.protocol.messages import ModelCard
+from tidemill.service.offload import beside_loop
 from tidemill.service.prompt import check_vocabulary
 from tidemill.service.tokenizer import Tokenizer
 
 router = APIRouter(tags=["tokenizer"])
 
 
-@router.post("/tokenize", response_model_exclude_none=True)
-async def tokenize(call: CurrentCall, body: TokenizeRequest) -> Tokens:
+@router.post("/tokenize", response_model=Tokens)
+async def tokenize(call: CurrentCall, body: TokenizeRequest) -> Response:
     """Turn a text or a conversation into token ids."""
     if (body.prompt is None) == (body.messages is None):
         raise refuse("prompt", "exactly one of prompt and messages is needed")
     card = await call.producer.model(body.model)
     tokenizer = await call.producer.tokenizer(body.model)
-    # Off the event loop: a text may be as long as a body may be.
-    ids = await asyncio.to_thread(_encode, body, tokenizer)
-    texts = TokenTexts(tokenizer) if body.return_token_strs else None
-    return Tokens(
-        count=len(ids),
-        max_model_len=card.max_model_len,
-        tokens=ids,
-        token_strs=None if texts is None else [texts.text(token_id) for token_id in ids],
-    )
+    answer = await beside_loop(partial(_tokenized, body, tokenizer, card))
+    return Response(answer, media_type="application/json")
 
 
 @router.post("/detokenize")
@@ -47,7 +45,8 @@ async def detokenize(call: CurrentCall, body: DetokenizeRequest) -> Detokenized:
     card = await call.producer.model(body.model)
     tokenizer = await call.producer.tokenizer(body.model)
     _check_ids(body.tokens, card)
-    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    decode = partial(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    text = await beside_loop(decode)
     return Detokenized(prompt=text)
 
 
@@ -70,18 +69,27 @@ async def tokenizer_info(call: CurrentCall, model: str | None = None) -> Tokeniz
     )
 
 
-def _encode(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+def _tokenized(body: TokenizeRequest, tokenizer: Tokenizer, card: ModelCard) -> bytes:
+    ids = _encode(body, tokenizer, card)
+    answer = {"count": len(ids), "max_model_len": card.max_model_len, "tokens": ids}
+    if body.return_token_strs:
+        texts = TokenTexts(tokenizer)
+        answer["token_strs"] = [texts.text(token_id) for token_id in ids]
+    return orjson.dumps(answer)
+
+
+def _encode(body: TokenizeRequest, tokenizer: Tokenizer, card: ModelCard) -> list[int]:
     if body.prompt is not None:
-        return tokenizer.encode(
-            valid_text("prompt", body.prompt),
-            add_special_tokens=body.add_special_tokens is not False,
-        )
+        text = valid_text("prompt", body.prompt)
+        check_size("prompt", text, tokenizer, card, is_cut=True)
+        return tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
     job = chat_job(
         tokenizer,
         body.messages,
         tools=body.tools,
         add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
         template_options=body.chat_template_kwargs,
+        check_prompt=lambda text: check_size("messages", text, tokenizer, card, is_cut=True),
     )
     if body.continue_final_message:
         job = continued(job, body.messages, tokenizer)
@@ -91,6 +99,8 @@ def _encode(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
 
 
 def _check_ids(ids: list[int], card: ModelCard) -> None:
+    if len(ids) > MAX_ARRAY_LEN:
+        raise refuse("tokens", f"there are {len(ids)}, the limit is {MAX_ARRAY_LEN}")
     if any(token_id < 0 for token_id in ids):
         raise refuse("tokens", "a token id is not negative")
     check_vocabulary("tokens", tuple(ids), card)
