@@ -31,9 +31,9 @@ def gate(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locke
         yield gate
 
 
-def cached(client: Caller, prompt: str) -> int:
+def cached(client: Caller, prompt: str, **options: Any) -> int:
     """How many tokens of a prompt came out of the cache."""
-    answer = client.post(COMPLETIONS, json={**SHORT, "prompt": prompt})
+    answer = client.post(COMPLETIONS, json={**SHORT, "prompt": prompt, **options})
     assert answer.status_code == 200, answer.text
     details = answer.json()["usage"]["prompt_tokens_details"] or {}
     return int(details.get("cached_tokens") or 0)
@@ -57,6 +57,23 @@ def test_who_has_a_key_cannot_name_another_tenant(gate: LockedGate) -> None:
     job = mine.post("/v1/jobs", json=SHORT, headers={"x-tidemill-tenant": "rival"}).json()["id"]
     assert mine.get(f"/v1/jobs/{job}").status_code == 200
     assert other.get(f"/v1/jobs/{job}").status_code == 404
+
+
+def test_a_salt_finds_what_its_own_tenant_cached_under_it_and_nothing_else(
+    gate: LockedGate,
+) -> None:
+    (_, mine), (_, other) = gate.key("acme"), gate.key("rival")
+    prompt = f"salted: {LONG}"
+    assert cached(mine, prompt, cache_salt="one") == 0
+    assert cached(mine, prompt, cache_salt="one") >= 16
+    # Another salt, none, and the same one of another tenant.
+    assert cached(mine, prompt, cache_salt="two") == 0
+    assert cached(mine, prompt) == 0
+    assert cached(other, prompt, cache_salt="one") == 0
+    assert cached(other, prompt) == 0
+    # Each has its own from now on, and what was cached first is still found.
+    for client, options in ((mine, {"cache_salt": "one"}), (mine, {}), (other, {})):
+        assert cached(client, prompt, **options) >= 16
 
 
 def test_a_revoked_key_is_out_within_seconds_and_its_use_was_noted(gate: LockedGate) -> None:
