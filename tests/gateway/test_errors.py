@@ -59,7 +59,8 @@ TOLD: list[tuple[Exception, int, str, bool]] = [
         "queue_timeout",
         False,
     ),
-    (RuntimeError("a secret"), 500, "internal_error", True),
+    (RuntimeError("a secret"), 500, "internal_error", False),
+    (OSError(24, "no more files"), 500, "internal_error", True),
 ]
 
 
@@ -132,6 +133,14 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (COMPLETIONS, {"prompt": "x", "structured_outputs": {"regex": "("}}, 400, "structured_outputs"),
     (CHAT, {"messages": HELLO, "tools": [LAMP], "tool_choice": "required"}, 400, "tools"),
     ("/v1/responses", {"input": "x", "text": {"format": WRONG_FORMAT}}, 400, "text.format"),
+    (COMPLETIONS, {"prompt": "x", "min_tokens": 9, "max_tokens": 4}, 400, "min_tokens"),
+    (CHAT, {"messages": HELLO, "min_tokens": 9, "max_tokens": 4}, 400, "min_tokens"),
+    ("/v1/responses", {"input": "x", "min_tokens": 9, "max_output_tokens": 4}, 400, "min_tokens"),
+    (COMPLETIONS, {"prompt_embeds": "AAAA"}, 400, "prompt_embeds"),
+    (COMPLETIONS, {"prompt": "x", "prompt_embeds": "AAAA"}, 400, "prompt_embeds"),
+    (COMPLETIONS, {"prompt": "x", "logits_processors": ["a.b"]}, 400, "logits_processors"),
+    (CHAT, {"messages": HELLO, "logits_processors": ["a.b"]}, 400, "logits_processors"),
+    ("/v1/jobs", {"prompt": "x", "prompt_embeds": "AAAA"}, 400, "prompt_embeds"),
     ("/tokenize", {}, 400, "prompt"),
     ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
 ]
@@ -187,6 +196,96 @@ def test_texts_and_numbers_that_are_none_are_refused(site: Site, path: str, body
     answer = httpx.post(f"{site.url}{path}", content=body, headers=headers)
     assert answer.status_code in (400, 404), answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def chain(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"maximum": 2**64}}}
+FUNCTION = {"type": "function", "name": "f"}
+
+#: Path, body, the place of what nothing can hold in it.
+UNHELD: list[tuple[str, dict[str, Any], str]] = [
+    *(
+        ("/v1/responses", {"input": "x", **body}, param)
+        for value in ("\ud800", 2**64, chain(300))
+        for body, param in (
+            ({"user": value}, "user"),
+            ({"safety_identifier": value}, "safety_identifier"),
+            ({"reasoning": {"effort": value}}, "reasoning.effort"),
+            ({"reasoning": {"x": value}}, "reasoning.x"),
+            ({"text": {"x": value}}, "text.x"),
+            ({"tools": [{**FUNCTION, "description": value}]}, "tools.0.description"),
+            ({"unknown": value}, "unknown"),
+        )
+    ),
+    (
+        "/v1/responses",
+        {"input": "x", "tools": [{**FUNCTION, "parameters": SCHEMA}]},
+        "tools.0.parameters.properties.a.maximum",
+    ),
+    (
+        "/v1/responses",
+        {"input": "x", "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}},
+        "text.format.schema.properties.a.maximum",
+    ),
+    ("/v1/responses", {"input": "x", "instructions": "\ud800"}, "instructions"),
+    (CHAT, {"messages": HELLO, "prompt_cache_key": "\ud800"}, "prompt_cache_key"),
+    (CHAT, {"messages": [{"role": "user", "content": "x", "name": "\ud800"}]}, "messages.0.name"),
+    (CHAT, {"messages": HELLO, "seed": 10**30}, "seed"),
+    (COMPLETIONS, {"prompt": ["x", "\ud800"]}, "prompt.1"),
+    (COMPLETIONS, {"prompt": [1, -(2**63) - 1]}, "prompt.1"),
+    ("/v1/messages", {"messages": HELLO, "max_tokens": 1, "system": "\ud800"}, "system"),
+    ("/v1/jobs", {"prompt": "x", "metadata": {"a": "\ud800"}}, "metadata.a"),
+    ("/v1/batches", {"input_file_id": "\ud800", "endpoint": COMPLETIONS}, "input_file_id"),
+    ("/tokenize", {"prompt": "x", "chat_template_kwargs": {"a": 2**64}}, "chat_template_kwargs.a"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), UNHELD)
+def test_a_value_that_nothing_can_hold_is_refused_by_its_place(
+    site: Site, path: str, body: Any, param: str
+) -> None:
+    data = json.dumps(body).encode()
+    answer = httpx.post(
+        f"{site.url}{path}", content=data, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == "invalid_value" and error["type"] == "invalid_request_error"
+    # Of what nests too deep the place has as many names as are of use.
+    assert error["param"] == param or error["param"].startswith(f"{param}.0.0"), error
+    assert error["message"].startswith(error["param"])
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", CHAT])
+def test_numbers_of_64_bits_and_nesting_of_200_levels_are_taken(site: Site, path: str) -> None:
+    said = {"input": "x"} if path == "/v1/responses" else {"messages": HELLO}
+    odd = [2**64 - 1, -(2**63), chain(197)]
+    assert post(site, path, {**said, "unknown": odd}).status_code == 200
+
+
+@pytest.mark.parametrize("given", [None, "application/x-www-form-urlencoded", "text/plain"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/jobs", "/v1/batches"])
+def test_a_body_that_is_not_declared_to_be_json_is_refused(
+    site: Site, path: str, given: str | None
+) -> None:
+    headers = {} if given is None else {"content-type": given}
+    answer = httpx.post(f"{site.url}{path}", content=b'{"prompt": "x"}', headers=headers)
+    error = answer.json()["error"]
+    assert answer.status_code == 415 and error["code"] == "unsupported_media_type"
+    assert "application/json" in error["message"] and (given or "is missing") in error["message"]
+
+
+@pytest.mark.parametrize("given", ["application/json; charset=utf-8", "Application/JSON"])
+def test_json_may_be_declared_in_any_way(site: Site, given: str) -> None:
+    headers = {"content-type": given}
+    answer = httpx.post(f"{site.url}/tokenize", content=b'{"prompt": "x"}', headers=headers)
+    assert answer.status_code == 200, answer.text
 
 
 def test_paths_and_methods_that_are_not_there_are_told_so_too(site: Site) -> None:

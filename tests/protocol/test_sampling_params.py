@@ -86,7 +86,7 @@ def test_a_value_out_of_its_limits_is_named(values: dict[str, Any], field: str) 
 
 
 def test_token_ids_are_only_told_beside_logprobs() -> None:
-    with pytest.raises(ValidationError, match="logprob_token_ids need logprobs"):
+    with pytest.raises(ValidationError, match="logprob_token_ids: they need logprobs"):
         SamplingParams(logprob_token_ids=(1,))
 
 

@@ -164,7 +164,7 @@ def test_token_ids_are_hashed_with_the_tenants_salt(
         ([1], {"max_tokens": -1}, "max_tokens", "greater than or equal to 1, got -1"),
         ([1], {"max_tokens": 0}, "max_tokens", "got 0"),
         ([1], {"max_tokens": 512}, "params.max_tokens", "context length is 512"),
-        ([1], {"max_tokens": 2, "min_tokens": 3}, "request", "min_tokens 3 exceeds max_tokens 2"),
+        ([1], {"max_tokens": 2, "min_tokens": 3}, "min_tokens", "3 exceeds max_tokens 2"),
         ([1], {"temperature": float("nan")}, "temperature", "finite|greater"),
         ([1], {"temperature": 2.5}, "temperature", "less than or equal to 2, got 2.5"),
         ([1], {"top_p": 0}, "top_p", "greater than 0"),

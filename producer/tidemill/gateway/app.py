@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from tidemill._version import __version__
 from tidemill.gateway.body_limit import BodyLimit
+from tidemill.gateway.body_values import check_json
 from tidemill.gateway.document import DocumentedApp
 from tidemill.gateway.errors import handle_error
 from tidemill.gateway.identity import MEASURING_PATHS, OPEN_PATHS, Authentication
@@ -95,7 +96,7 @@ def create_app(state: GatewayState) -> FastAPI:
         redoc_url=None,
         responses=_ERRORS,
         root_path=state.settings.root_path,
-        dependencies=[Depends(enforce)],
+        dependencies=[Depends(enforce), Depends(check_json)],
     )
     app.state.gateway = state
     for router in ROUTERS:

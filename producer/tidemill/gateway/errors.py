@@ -87,7 +87,10 @@ def api_error(error: Exception) -> ApiError:
     for kind, tell in _TOLD:
         if isinstance(error, kind):
             return tell(error)
-    return ApiError(500, "the server failed; its log tells why", _SERVER, "internal_error")
+    # What the system refuses, such as memory or a file, it may grant later; a fault stays one.
+    headers = {} if isinstance(error, OSError | MemoryError) else _NO_RETRY
+    told = "the server failed; its log tells why"
+    return ApiError(500, told, _SERVER, "internal_error", headers=headers)
 
 
 def error_response(error: Exception) -> Response:
@@ -175,7 +178,13 @@ def _http(error: HTTPException) -> ApiError:
     if isinstance(error.__cause__, UnicodeDecodeError):
         return _not_json("it is not UTF-8")
     kind = _INVALID if error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER
-    codes = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "request_too_large"}
+    codes = {
+        404: "not_found",
+        405: "method_not_allowed",
+        408: "timeout",
+        413: "request_too_large",
+        415: "unsupported_media_type",
+    }
     return ApiError(
         error.status_code,
         str(error.detail),

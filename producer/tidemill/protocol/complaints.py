@@ -4,10 +4,13 @@ import re
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
+from pydantic_core import PydanticCustomError
+
 #: Names of fields; pydantic puts names of its own types between them.
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TYPES = frozenset({"str", "int", "float", "bool", "bytes", "none", "tuple", "list", "dict"})
 _MAX_SHOWN_CHARS = 40
+_OF_FIELD = "of_field"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 #: What lengths are counted in.
@@ -25,6 +28,12 @@ class Complaint(NamedTuple):
     reason: str
 
 
+def field_error(field: str, reason: str) -> ValueError:
+    """Return what a validator of a whole model raises to name the one field that is wrong."""
+    context = {"field": field, "reason": reason}
+    return PydanticCustomError(_OF_FIELD, "{field}: {reason}", context)
+
+
 def complaint_of(problems: Sequence[Mapping[str, Any]], *, show: bool = True) -> Complaint:
     """Return the first of these ``errors()``; of a union's, that of the member that fits best.
 
@@ -40,7 +49,8 @@ def complaint_of(problems: Sequence[Mapping[str, Any]], *, show: bool = True) ->
 
 
 def _path(problem: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(str(part) for part in problem["loc"] if _is_field(part))
+    named = (problem["ctx"]["field"],) if problem["type"] == _OF_FIELD else ()
+    return (*(str(part) for part in problem["loc"] if _is_field(part)), *named)
 
 
 def _is_field(part: str | int) -> bool:
@@ -51,6 +61,8 @@ def _reason(problem: Mapping[str, Any], *, show: bool) -> str:
     length = _length_reason(problem)
     if length:
         return length
+    if problem["type"] == _OF_FIELD:
+        return str(problem["ctx"]["reason"])
     reason = str(problem["msg"]).removeprefix("Value error, ").replace("valid tuple", "valid list")
     if not show or problem["type"] == "missing":
         return reason

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from tidemill.protocol.complaints import field_error
 from tidemill.protocol.values import AnyText, Count, TokenId, TokenIds
 from tidemill.protocol.wire_model import WireModel
 
@@ -121,9 +122,10 @@ class SamplingParams(WireModel):
     @model_validator(mode="after")
     def _fields_agree(self) -> "SamplingParams":
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
+            told = f"{self.min_tokens} exceeds max_tokens {self.max_tokens}"
+            raise field_error("min_tokens", told)
         if self.logprob_token_ids and self.logprobs is None:
-            raise ValueError("logprob_token_ids need logprobs, which may be 0")
+            raise field_error("logprob_token_ids", "they need logprobs, which may be 0")
         check_outputs(self)
         return self
 
@@ -153,15 +155,17 @@ class SamplingParams(WireModel):
 def check_outputs(params: SamplingParams) -> None:
     """Raise ``ValueError`` if the number of outputs does not go with how they are chosen."""
     if params.best_of is not None and params.best_of < params.n:
-        raise ValueError(f"best_of {params.best_of} is less than n {params.n}")
+        raise field_error("best_of", f"{params.best_of} is less than n {params.n}")
     if params.use_beam_search:
         _check_beams(params)
         return
     if params.length_penalty != 1.0 or params.early_stopping is not False:
-        raise ValueError("length_penalty and early_stopping are of use_beam_search alone")
+        name = "early_stopping" if params.length_penalty == 1.0 else "length_penalty"
+        raise field_error(name, "it is of use_beam_search alone")
     if params.num_outputs > 1 and params.is_greedy:
         name = "n" if params.n > 1 else "best_of"
-        raise ValueError(f"{name} must be 1 when temperature is 0, or all outputs were the same")
+        told = "it must be 1 when temperature is 0, or all outputs were the same"
+        raise field_error(name, told)
 
 
 #: What a beam search has no use for, and the values that do nothing.
@@ -188,4 +192,4 @@ _NOT_OF_BEAMS: Mapping[str, tuple[object, ...]] = {
 def _check_beams(params: SamplingParams) -> None:
     for name, neutral in _NOT_OF_BEAMS.items():
         if getattr(params, name) not in neutral:
-            raise ValueError(f"{name} has no effect on a beam search, so it may not be given")
+            raise field_error(name, "it has no effect on a beam search, so it may not be given")

@@ -2,9 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tidemill.gateway.openai_models.base import CALLBACK, ApiRequest, ApiResponse
+from tidemill.protocol.errors import InvalidRequest
+
+#: What vLLM knows and what would not be the same without it, so that it is not ignored.
+_UNSERVED = {
+    "prompt_embeds": "prompts are texts or token ids",
+    "logits_processors": "none can be loaded",
+}
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
@@ -73,6 +80,15 @@ class GenerationRequest(ApiRequest):
     prompt_cache_key: str | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unserved(cls, fields: Any) -> Any:
+        for name, reason in _UNSERVED.items():
+            if isinstance(fields, dict) and fields.get(name) is not None:
+                # As it is: as a complaint of pydantic's it would have no field.
+                raise InvalidRequest(f"{name}: it is not supported, {reason}", field=name)
+        return fields
 
     @property
     def includes_usage(self) -> bool:
