@@ -132,7 +132,12 @@ class JobSpec:
     @property
     def has_callback(self) -> bool:
         """Whether somebody is told of its end by a webhook of its own."""
-        return self.options.get("callback_url") is not None
+        return self.callback_url is not None
+
+    @property
+    def callback_url(self) -> str | None:
+        """Where its end is told, as the caller says."""
+        return self.options.get("callback_url")
 
     @classmethod
     def of(cls, item: "Prompt | JobSpec", common: JobOptions) -> "JobSpec":

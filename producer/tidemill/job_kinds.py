@@ -83,9 +83,9 @@ class KindSpec(JobSpec):
         return self._kind_options.get("idempotency_key")
 
     @property
-    def has_callback(self) -> bool:
-        """Whether somebody is told of its end by a webhook of its own."""
-        return self._kind_options.get("callback_url") is not None
+    def callback_url(self) -> str | None:
+        """Where its end is told, as the caller says."""
+        return self._kind_options.get("callback_url")
 
     def with_defaults(self, common: JobOptions) -> JobSpec:
         """Return this spec with those common options that its kind has too."""

@@ -18,8 +18,9 @@ from tidemill.protocol.calls.webhooks import CALLBACK, Edited, Mark, Refusal, Ta
 from tidemill.protocol.functions import run_async
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.runtime import crash_point
+from tidemill.service.web_targets import Blocked, check_target
 from tidemill_webhooks import metrics
-from tidemill_webhooks.address_guard import Blocked, Resolver, check_target, pin, resolve_by_system
+from tidemill_webhooks.address_guard import Resolver, pin, resolve_by_system
 from tidemill_webhooks.breaker import FAILURES_TO_OPEN
 from tidemill_webhooks.endpoints import (
     CALLBACK_FIELD,
@@ -142,7 +143,12 @@ class Deliverer:
                 headers = signed_headers(active, taken.event_id, stamp, taken.body)
                 return await post(target, addresses, headers, taken.body, await self._context())
         except Blocked as error:
-            return Reply(error=str(error), is_final=error.is_final, is_ours=error.is_final)
+            return Reply(
+                error=str(error),
+                is_final=error.is_final,
+                is_ours=error.is_final,
+                is_inside=error.is_inside,
+            )
         except TimeoutError:
             return Reply(error=f"no answer within {settings.total_seconds:g} s")
         except ssl.SSLError as error:

@@ -8,7 +8,7 @@ from typing import Any
 from tidemill.protocol.calls.webhooks import CALLBACK, endpoint_field, off_field
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.protocol.ids import new_ulid
-from tidemill_webhooks.address_guard import Blocked, check_target
+from tidemill.service.web_targets import Blocked, check_target
 from tidemill_webhooks.events import EVENT_TYPES, is_pattern
 from tidemill_webhooks.signing import new_secret
 

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 import h11
 
 from tidemill._version import __version__
-from tidemill_webhooks.address_guard import Target
+from tidemill.service.web_targets import Target
 from tidemill_webhooks.schedule import Reply
 
 #: Of a whole attempt, resolving and connecting included.

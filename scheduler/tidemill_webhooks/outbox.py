@@ -13,8 +13,8 @@ from tidemill.protocol.errors import TidemillError
 from tidemill.protocol.functions import Call, run_many_async
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.runtime import crash_point
+from tidemill.service.web_targets import Blocked, check_target
 from tidemill_webhooks import metrics
-from tidemill_webhooks.address_guard import Blocked, check_target
 from tidemill_webhooks.endpoints import Endpoint, Hooks, read_hooks
 from tidemill_webhooks.events import Event, read_entry, wants
 

@@ -8,6 +8,8 @@ from tidemill_webhooks.breaker import cooldown_ms
 #: Between one try and the next, in s: ten tries over 75.6 hours.
 PAUSES_SECONDS = (5, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400)
 MAX_TRIES = len(PAUSES_SECONDS) + 1
+#: To a name that leads where it must not, in case its entry is about to be corrected: over 5 min.
+MAX_TRIES_INSIDE = 3
 JITTER = 0.1
 #: Longest pause that a receiver can ask for.
 MAX_RETRY_AFTER_SECONDS = 86400.0
@@ -22,7 +24,7 @@ class Reply:
     """What came of an attempt: a status, or ``error`` and status 0.
 
     ``is_final`` tells that another try would fail in the same way, ``is_ours`` that the endpoint
-    has no part in the failure.
+    has no part in the failure, ``is_inside`` that its name led to an address that is not public.
     """
 
     status: int = 0
@@ -30,6 +32,7 @@ class Reply:
     error: str = ""
     is_final: bool = False
     is_ours: bool = False
+    is_inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def judge(reply: Reply, *, tries: int, failures: int, endpoint_id: str, chance: 
     if reply.status in _BUSY:
         cooldown = max(cooldown, asked)
     counts = Counts.NOTHING if reply.is_ours else Counts.FAILURE
-    if tries >= MAX_TRIES:
+    if tries >= (MAX_TRIES_INSIDE if reply.is_inside else MAX_TRIES):
         return Verdict(Outcome.FAILED, counts, cooldown_ms=cooldown)
     return Verdict(Outcome.RETRY, counts, max(pause_ms(tries, chance), asked), cooldown)
 

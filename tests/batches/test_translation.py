@@ -47,6 +47,25 @@ def result(**fields: Any) -> Result:
     )
 
 
+@pytest.mark.parametrize("allow_private", [False, True])
+async def test_a_line_may_name_no_callback_on_our_side_unless_that_is_allowed(
+    redis_client: redis.Redis, redis_url: str, allow_private: bool
+) -> None:
+    mill = FakeMill(redis_client)
+    settings = GatewaySettings(redis_url=redis_url, allow_private_webhooks=allow_private)
+    state = GatewayState(settings)
+    body = {"model": "m", "prompt": [1], "callback_url": "http://127.0.0.1:5000/"}
+    line = OpenAITranslator(state, "default").translate("/v1/completions", body)
+    if allow_private:
+        assert (await line).specs[0].callback_url == body["callback_url"]
+    else:
+        with pytest.raises(InvalidRequest, match="callback_url: only https") as refused:
+            await line
+        assert refused.value.field == "callback_url"
+    mill.end_all()
+    await state.close()
+
+
 async def test_a_chat_is_one_job_and_its_answer_a_chat(translator: OpenAITranslator) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
     found = await translator.translate("/v1/chat/completions", body)

@@ -54,6 +54,20 @@ def test_a_gateway_that_asks_for_keys_finds_the_pepper_beside_its_data(
     assert read_pepper(load_key_config())
 
 
+def test_private_webhooks_are_allowed_to_who_takes_them_and_to_who_delivers_them(
+    tidemill: Tidemill, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[StackOptions] = []
+    monkeypatch.setattr(up, "run_until_signal", asked.append)
+    monkeypatch.setattr(up, "find_model", lambda model, cache: (model, "name"))
+    for flags in ((), ("--allow-private-webhooks",)):
+        outcome = tidemill("up", "--model", "m", "--data-dir", str(tmp_path), *flags)
+        assert outcome.exception is None, outcome.exception
+        gateway = asked[-1].gateway
+        assert gateway is not None and gateway.args == flags
+        assert tuple(asked[-1].scheduler_args) == flags
+
+
 def test_workers_share_the_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3, 5, 7})
     assert dict(up.thread_environment(2, None))["OMP_NUM_THREADS"] == "2"

@@ -56,6 +56,12 @@ def content(site: Site, file_id: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answer.content.splitlines()]
 
 
+def test_a_batch_is_not_told_to_an_address_on_our_side(site: Site) -> None:
+    asked = {"input_file_id": "file-1", "endpoint": CHAT, "completion_window": "24h"}
+    answer = post(site, "/v1/batches", {**asked, "callback_url": "https://169.254.169.254/"})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "callback_url"
+
+
 def form(purpose: str, num_bytes: int, *, purpose_first: bool) -> Iterator[bytes]:
     """A form with a file of zeros, never whole in memory."""
     told = f'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n'.encode()

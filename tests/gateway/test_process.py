@@ -215,3 +215,13 @@ async def test_a_broker_that_is_away_makes_the_gateway_unhealthy(tmp_path: Path)
     assert health.status_code == 503 and health.content == b""
     assert answer.status_code == 503 and answer.headers["retry-after"] == "2"
     assert answer.json()["error"]["code"] == "unavailable"
+
+
+def test_callbacks_on_our_side_are_allowed_by_an_option_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TIDEMILL_WEBHOOKS_ALLOW_PRIVATE", raising=False)
+    assert not parse_arguments([], SERVICE).allow_private_webhooks
+    assert parse_arguments(["--allow-private-webhooks"], SERVICE).allow_private_webhooks
+    monkeypatch.setenv("TIDEMILL_WEBHOOKS_ALLOW_PRIVATE", "1")
+    assert parse_arguments([], SERVICE).allow_private_webhooks

@@ -6,14 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from tidemill.protocol.values import check_http_url
-from tidemill_webhooks.address_guard import (
-    Blocked,
-    Target,
-    check_target,
-    is_public,
-    pin,
-    resolve_by_system,
-)
+from tidemill.service.web_targets import Blocked, Target, check_target, is_public
+from tidemill_webhooks.address_guard import pin, resolve_by_system
 
 #: Each line a way in that was tried somewhere.
 CLOSED = [
@@ -74,6 +68,12 @@ OPEN = ["8.8.8.8", "1.1.1.1", "172.15.255.255", "172.32.0.1", "::ffff:8.8.8.8"]
 OPEN += ["2606:4700:4700::1111", "2a00:1450:4001:81b::200e"]
 
 
+#: Hosts that lead inside by themselves, in any spelling that a resolver takes.
+INSIDE = ["127.0.0.1", "127.0.0.1.", "169.254.169.254", "10.0.0.1", "[::1]", "[::ffff:10.0.0.1]"]
+INSIDE += ["[64:ff9b::7f00:1]", "[fd00:ec2::254]", "127.1", "2130706433", "0x7f000001", "0x7f.1"]
+INSIDE += ["0177.0.0.1", "0", "localhost", "LOCALHOST.", "a.localhost"]
+
+
 @pytest.mark.parametrize("address", CLOSED)
 def test_an_address_that_is_not_everybodys_is_closed(address: str) -> None:
     assert not is_public(address)
@@ -109,6 +109,7 @@ def test_a_public_address_is_open(address: str) -> None:
         ("https://example.com:x/", "not valid"),
         ("https://[::1/", "not valid"),
         ("https://example.com/" + "a" * 2048, "2048"),
+        *((f"https://{host}/", "not public") for host in INSIDE),
     ],
 )
 def test_an_address_of_another_form_is_refused_for_good(url: str, reason: str) -> None:
@@ -151,7 +152,7 @@ async def test_one_closed_address_among_many_closes_the_name(
         with pytest.raises(Blocked, match="not public") as refusal:
             await pin(TARGET, answering(*addresses))  # type: ignore[arg-type]
         assert closed not in str(refusal.value)
-        assert not refusal.value.is_final
+        assert not refusal.value.is_final and refusal.value.is_inside
 
 
 async def test_all_addresses_are_returned_once_and_in_their_order() -> None:
@@ -162,7 +163,12 @@ async def test_all_addresses_are_returned_once_and_in_their_order() -> None:
 @pytest.mark.parametrize("host", ["localhost", "127.1", "2130706433", "0x7f000001", "0177.0.0.1"])
 async def test_spellings_of_loopback_are_closed_once_they_are_resolved(host: str) -> None:
     with pytest.raises(Blocked):
-        await pin(check_target(f"https://{host}/"), resolve_by_system)
+        await pin(Target("https", host, 443, "/"), resolve_by_system)
+
+
+def test_a_public_address_and_any_name_pass() -> None:
+    for host in ("8.8.8.8", "[2606:4700:4700::1111]", "127.0.0.1.example.com", "localhost.com"):
+        assert check_target(f"https://{host}/")
 
 
 @pytest.mark.parametrize("error", [socket.gaierror(-2, "unknown"), UnicodeError("label too long")])

@@ -49,6 +49,12 @@ def test_the_tenth_failure_is_the_last() -> None:
     assert verdict(Reply(200), tries=10).outcome is Outcome.DELIVERED
 
 
+def test_a_name_that_leads_inside_is_tried_three_times() -> None:
+    inside = Reply(error="not public", is_inside=True)
+    assert verdict(inside, tries=2).outcome is Outcome.RETRY
+    assert verdict(inside, tries=3).outcome is Outcome.FAILED
+
+
 def test_gone_switches_an_endpoint_off_and_gives_a_callback_up() -> None:
     assert verdict(Reply(410)).off_reason == "it answered 410 Gone"
     assert verdict(Reply(410)).outcome is Outcome.FAILED

@@ -13,6 +13,7 @@ from tidemill.gateway.answering import Plan
 from tidemill.gateway.body_values import check_values
 from tidemill.gateway.call import Call
 from tidemill.gateway.chatting import plan_chat
+from tidemill.gateway.checks import check_callback
 from tidemill.gateway.completing import plan_completion
 from tidemill.gateway.embedding import plan_embeddings
 from tidemill.gateway.identity import Identity
@@ -41,6 +42,7 @@ class OpenAITranslator:
 
     def __init__(self, state: GatewayState, tenant: str) -> None:
         self._state, self._identity = state, Identity(tenant)
+        self._allow_private = state.settings.allow_private_webhooks
         self._endpoints: dict[str, Callable[[Body], Awaitable[Translated]]] = {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._completion,
@@ -55,7 +57,10 @@ class OpenAITranslator:
         fields = {name: value for name, value in body.items() if name not in _LEFT_OUT}
         # Whoever sends it by itself is told of these before anything is made of it, too.
         check_values(fields)
-        return await self._endpoints[endpoint](fields)
+        translated = await self._endpoints[endpoint](fields)
+        for spec in translated.specs:
+            check_callback(spec.callback_url, allow_private=self._allow_private)
+        return translated
 
     async def _chat(self, body: Body) -> Translated:
         return _of_plan(await plan_chat(self._call(body), _parsed(ChatRequest, body)))

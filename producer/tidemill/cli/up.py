@@ -108,15 +108,17 @@ def up(
     if require_keys:
         # Told here: a gateway that ends at once for want of it would be started again and again.
         make_pepper(load_key_config({**os.environ, "TIDEMILL_DATA_DIR": str(data_dir)}))
+    keys = ("--require-keys",) if require_keys else ()
+    private = ("--allow-private-webhooks",) if allow_private_webhooks else ()
     options = StackOptions(
         redis_url=redis_url,
         data_dir=data_dir,
         port=broker_port,
-        gateway=_gateway_options(gateway, host, port, api_key, require_keys),
+        gateway=_gateway_options(gateway, host, port, api_key, (*keys, *private)),
         shard=config.shard,
         num_workers=workers,
         drain_seconds=drain_seconds,
-        scheduler_args=("--allow-private-webhooks",) if allow_private_webhooks else (),
+        scheduler_args=private,
         worker_args=(
             *("--model", str(directory), "--served-model-name", served_model_name or name),
             *("--device", device, "--dtype", dtype),
@@ -129,13 +131,12 @@ def up(
 
 
 def _gateway_options(
-    wanted: bool | None, host: str, port: int | None, api_key: str | None, require_keys: bool
+    wanted: bool | None, host: str, port: int | None, api_key: str | None, args: tuple[str, ...]
 ) -> GatewayOptions | None:
     if wanted is False or (wanted is None and not has_gateway()):
         return None
     require_gateway()
     secrets = (("TIDEMILL_API_KEY", api_key),) if api_key else ()
-    args = ("--require-keys",) if require_keys else ()
     chosen = choose_port(host, port, DEFAULT_PORT)
     return GatewayOptions(port=chosen, host=host, args=args, environment=secrets)
 

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from tidemill._request import JobSpec
 from tidemill.async_client import AsyncProducer
 from tidemill.async_job import AsyncJob
+from tidemill.gateway.checks import check_callback
 from tidemill.gateway.identity import Identity
 from tidemill.gateway.key_limits import KeyAccount
 from tidemill.gateway.state import GatewayState
@@ -34,9 +35,16 @@ class Call:
     async def submit_many(self, specs: Sequence[JobSpec]) -> list[AsyncJob | TidemillError]:
         """Queue jobs; an error takes the place of a refused one.
 
-        Raises ``RateLimited`` if the caller's key has not enough tokens for all of them.
+        Raises ``RateLimited`` if the caller's key has not enough tokens for all of them, and
+        ``InvalidRequest`` for a callback that could never be delivered.
         """
+        for spec in specs:
+            self.check_callback(spec.callback_url)
         return await self.producer._submit_many(specs, self.account.take_jobs)
+
+    def check_callback(self, url: str | None) -> None:
+        """Raise ``InvalidRequest`` if no webhook may go to ``url``."""
+        check_callback(url, allow_private=self.state.settings.allow_private_webhooks)
 
     @property
     def idempotency_key(self) -> str | None:

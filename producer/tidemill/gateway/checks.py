@@ -1,7 +1,9 @@
 """Checks that endpoints share; pure."""
 
+from tidemill._terms import checked_callback
 from tidemill.gateway.openai_models.sampling import GenerationRequest
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.service.web_targets import Blocked, check_target
 
 
 def refuse(field: str, reason: str, fix: str = "") -> InvalidRequest:
@@ -16,6 +18,17 @@ def valid_text(field: str, text: str) -> str:
     except UnicodeEncodeError as error:
         raise refuse(field, f"its character {error.start} is half of a surrogate pair") from error
     return text
+
+
+def check_callback(url: str | None, *, allow_private: bool) -> None:
+    """Raise ``InvalidRequest`` for an address that no webhook may go to, whatever it answers."""
+    if not url:
+        return
+    try:
+        check_target(checked_callback(url), allow_private=allow_private)
+    except Blocked as error:
+        fix = "Give one such as https://example.com/hooks."
+        raise refuse("callback_url", str(error), fix) from error
 
 
 def check_streaming(body: GenerationRequest) -> None:

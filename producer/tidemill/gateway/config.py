@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tidemill.protocol.errors import ConfigError
-from tidemill.service.config import ServiceConfig
+from tidemill.service.config import ServiceConfig, load_webhook_config
 
 #: As `tidemill up` tries first, and vLLM's.
 DEFAULT_PORT = 8000
@@ -28,6 +28,7 @@ class GatewaySettings:
     streams may take ``drain_seconds`` to finish.  ``upload_bytes`` bounds a file, and
     ``body_bytes`` any other body, of which something must arrive every ``body_seconds``; headers
     must have come within ``head_seconds``.  Who reads nothing for ``reader_seconds`` is cut off.
+    ``allow_private_webhooks`` lets callbacks be anywhere, as whoever delivers them must, too.
     """
 
     redis_url: str | None = None
@@ -50,6 +51,7 @@ class GatewaySettings:
     keep_alive_seconds: float = 30.0
     broker_seconds: float = 10.0
     drain_seconds: float = 30.0
+    allow_private_webhooks: bool = False
     access_log: bool = False
 
     def __post_init__(self) -> None:
@@ -131,6 +133,12 @@ def _parser(service: ServiceConfig) -> argparse.ArgumentParser:
     _add_limits(parser)
     parser.add_argument("--tool-call-parser", help="format of tool calls; the template tells it")
     parser.add_argument("--reasoning-parser", help="format of reasoning; the template tells it")
+    parser.add_argument(
+        "--allow-private-webhooks",
+        action="store_true",
+        default=load_webhook_config().allow_private,
+        help="take a callback_url with http, any port and any address: for development alone",
+    )
     parser.add_argument("--access-log", action="store_true", help="log a line for each request")
     return parser
 

@@ -26,5 +26,11 @@ def batch_duties(
     except ConfigError as error:
         _log.warning("no files and batches: %s", error.one_line())
         return []
-    keeper = BatchKeeper(client, keys, url=config.redis_url, blob_url=config.blob_url)
+    keeper = BatchKeeper(
+        client,
+        keys,
+        url=config.redis_url,
+        blob_url=config.blob_url,
+        options=("--allow-private-webhooks",) if config.allow_private_webhooks else (),
+    )
     return [keeper.run, StoreSweep(client, keys, blobs).run]

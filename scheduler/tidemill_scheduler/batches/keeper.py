@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import redis.asyncio
 
@@ -26,10 +27,16 @@ class BatchKeeper:
     """A duty of the leader; the leases of batches keep two leaders' runners apart."""
 
     def __init__(
-        self, client: redis.asyncio.Redis, keys: ShardKeys, *, url: str, blob_url: str
+        self,
+        client: redis.asyncio.Redis,
+        keys: ShardKeys,
+        *,
+        url: str,
+        blob_url: str,
+        options: Sequence[str] = (),
     ) -> None:
         self._client, self._keys = client, keys
-        self._url, self._blob_url = url, blob_url
+        self._url, self._blob_url, self._options = url, blob_url, options
         self._pause = _FIRST
 
     async def run(self) -> None:
@@ -61,7 +68,7 @@ class BatchKeeper:
 
     def _start(self, link: ParentLink) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tidemill_scheduler.batches"],
+            [sys.executable, "-m", "tidemill_scheduler.batches", *self._options],
             stdin=subprocess.DEVNULL,
             env={
                 **os.environ,

@@ -43,7 +43,13 @@ class BatchRunner:
         self._owner = f"{os.getpid()}-{new_ulid()}"
         self._link = AsyncLink(url, keys.shard, _BROKER_SECONDS)
         # Requests mean in a batch what they mean one by one.
-        self._gateway = GatewayState(GatewaySettings(redis_url=url, broker_seconds=_BROKER_SECONDS))
+        self._gateway = GatewayState(
+            GatewaySettings(
+                redis_url=url,
+                broker_seconds=_BROKER_SECONDS,
+                allow_private_webhooks=settings.allow_private_webhooks,
+            )
+        )
         self._tools: dict[str, BatchTools] = {}
         self._tasks: dict[BatchName, asyncio.Task[None]] = {}
         self._runs: dict[BatchName, BatchRun] = {}

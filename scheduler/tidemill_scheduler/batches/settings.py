@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from tidemill.protocol.errors import ConfigError
+from tidemill.service.config import load_webhook_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class RunnerSettings:
     a batch are queued or running at once, and ``max_parts`` of its parts are begun and not written;
     ``max_batches`` are worked on at once.  A line may wait ``model_seconds`` for its model.
     A batch on which ``max_faults`` attempts failed in one place is ended.
+    ``allow_private_webhooks`` lets callbacks of lines be anywhere.
     """
 
     lease_seconds: float = 5.0
@@ -27,6 +29,7 @@ class RunnerSettings:
     max_faults: int = 8
     #: Without a batch for so long the process leaves.
     idle_seconds: float = 60.0
+    allow_private_webhooks: bool = False
 
     def __post_init__(self) -> None:
         if self.lease_seconds < _MIN_LEASE_SECONDS or self.max_in_flight < 1:
@@ -61,5 +64,11 @@ def parse_settings(arguments: Sequence[str] | None) -> RunnerSettings:
         type=int,
         default=usual.max_in_flight,
         help="lines of a batch that are queued or running at once (%(default)d)",
+    )
+    parser.add_argument(
+        "--allow-private-webhooks",
+        action="store_true",
+        default=load_webhook_config().allow_private,
+        help="take callbacks of lines with http, any port and any address: for development alone",
     )
     return RunnerSettings(**vars(parser.parse_args(arguments)))

@@ -13,6 +13,7 @@ router = APIRouter(tags=["batches"])
 @router.post("/v1/batches", response_model=BatchObject)
 async def create_batch(call: CurrentCall, body: BatchRequest) -> Response:
     """Accept a batch."""
+    call.check_callback(body.callback_url)
     batch = await call.state.batches(call.identity.tenant).create_batch(
         input_file_id=body.input_file_id,
         endpoint=body.endpoint,
