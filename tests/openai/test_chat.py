@@ -279,6 +279,8 @@ def test_what_is_wrong_with_tools_is_refused_by_field(
             "messages.0.tool_calls.0.function.arguments: it is not an object",
         ),
         ([{"role": "tool", "content": "x", "tool_call_id": 7}], "messages.0.tool_call_id: it is"),
+        ([{"role": "tool", "content": "x"}], "messages.0.tool_call_id: it is missing"),
+        ([{"role": "zzz", "content": "x"}], "messages.0.role: 'zzz' is none that the model knows"),
     ],
 )
 def test_what_is_wrong_with_a_message_is_refused_by_field(
@@ -287,6 +289,14 @@ def test_what_is_wrong_with_a_message_is_refused_by_field(
     with pytest.raises(InvalidRequest) as caught:
         template_messages(messages)
     assert message in caught.value.message
+
+
+def test_a_role_that_the_models_template_names_is_taken() -> None:
+    messages = [{"role": "ipython", "content": "x"}]
+    for source in ("{% if m.role == 'ipython' %}", '{% if m.role in ["tool", "ipython"] %}'):
+        assert template_messages(messages, source)[0]["role"] == "ipython"
+    with pytest.raises(InvalidRequest, match=r"messages\.0\.role"):
+        template_messages(messages, "{{ m.role }} ipython")
 
 
 def test_roles_and_reasoning_reach_the_template_by_the_names_it_knows() -> None:

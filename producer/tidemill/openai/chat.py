@@ -124,7 +124,7 @@ def chat_job(
     seen = known if choice.mode is CallMode.FORCED else choice.tools
     offered = [tool.as_function() for tool in seen]
     prompt = tokenizer.apply_chat_template(
-        template_messages(messages),
+        template_messages(messages, tokenizer.chat_template),
         add_generation_prompt,
         tools=offered,
         options=template_options,

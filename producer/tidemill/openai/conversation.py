@@ -7,12 +7,21 @@ from typing import Any
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.service.prompt import check_num_messages
 
-#: Roles that templates know by another name.
-_ROLES = {"developer": "system"}
+#: Roles of OpenAI's API, and how templates call them.
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "function",
+}
 
 
-def template_messages(messages: object) -> list[dict[str, Any]]:
+def template_messages(messages: object, template: str = "") -> list[dict[str, Any]]:
     """Return messages with text content and tool calls whose arguments are objects.
+
+    Roles are those of OpenAI's API and others that the source of the ``template`` names.
 
     ``content`` may be null or a list of text parts.  Fields that templates do not look at are
     left out.  Raises ``InvalidRequest`` naming the message and field that is wrong.
@@ -20,17 +29,17 @@ def template_messages(messages: object) -> list[dict[str, Any]]:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise _wrong("messages", "it is not a list of messages")
     check_num_messages("messages", len(messages))
-    return [_message(message, f"messages.{index}") for index, message in enumerate(messages)]
+    return [
+        _message(message, f"messages.{index}", template) for index, message in enumerate(messages)
+    ]
 
 
-def _message(message: object, field: str) -> dict[str, Any]:
+def _message(message: object, field: str, template: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise _wrong(field, "it is not an object")
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise _wrong(f"{field}.role", "it is missing")
+    role = _role(message, field, template)
     plain: dict[str, Any] = {
-        "role": _ROLES.get(role, role),
+        "role": role,
         "content": _text(message.get("content"), f"{field}.content"),
     }
     for name in ("name", "tool_call_id"):
@@ -42,6 +51,18 @@ def _message(message: object, field: str) -> dict[str, Any]:
     if message.get("tool_calls"):
         plain["tool_calls"] = _tool_calls(message["tool_calls"], f"{field}.tool_calls")
     return plain
+
+
+def _role(message: Mapping[str, Any], field: str, template: str) -> str:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise _wrong(f"{field}.role", "it is missing")
+    if role not in _ROLES and not any(f"{mark}{role}{mark}" in template for mark in "'\""):
+        known = ", ".join(_ROLES)
+        raise _wrong(f"{field}.role", f"{role[:40]!r} is none that the model knows: {known}")
+    if role == "tool" and message.get("tool_call_id") is None:
+        raise _wrong(f"{field}.tool_call_id", "it is missing")
+    return _ROLES.get(role, role)
 
 
 def _text(content: object, field: str) -> str:
