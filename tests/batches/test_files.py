@@ -14,6 +14,7 @@ from tidemill.batches.client import AsyncBatches
 from tidemill.batches.transfer import beside_loop
 from tidemill.protocol.errors import InvalidRequest, NoSuchObject, RequestTooLarge
 from tidemill.protocol.files import MAX_BATCH_INPUT_BYTES, StoredFile, file_blob
+from tidemill.protocol.ids import new_batch_id, new_file_id
 from tidemill.service.blobs.store import BlobStore
 
 
@@ -185,3 +186,18 @@ async def test_a_store_that_says_nothing_holds_up_no_threads_of_others() -> None
     finally:
         speaks.set()
     assert await asyncio.gather(*waiting) == [True] * 64
+
+
+@pytest.mark.parametrize("after", ["", "nope", "file-x", f"job_00{'0' * 26}", "\ud800"])
+async def test_a_page_behind_what_is_no_id_is_refused(client: AsyncBatches, after: str) -> None:
+    for listed in (client.files, client.batches):
+        with pytest.raises(InvalidRequest) as refused:
+            await listed(after=after)
+        assert refused.value.field == "after"
+
+
+async def test_a_page_behind_what_is_of_the_other_kind_is_refused(client: AsyncBatches) -> None:
+    with pytest.raises(InvalidRequest, match="not the id of a file"):
+        await client.files(after=new_batch_id())
+    with pytest.raises(InvalidRequest, match="not the id of a batch"):
+        await client.batches(after=new_file_id())

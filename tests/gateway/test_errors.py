@@ -134,6 +134,13 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (CHAT, {"messages": HELLO, "tools": [LAMP], "tool_choice": "required"}, 400, "tools"),
     ("/v1/responses", {"input": "x", "text": {"format": WRONG_FORMAT}}, 400, "text.format"),
     (COMPLETIONS, {"prompt": "x", "min_tokens": 9, "max_tokens": 4}, 400, "min_tokens"),
+    (CHAT, {"messages": [{"role": "zzz", "content": "x"}]}, 400, "messages.0.role"),
+    (
+        CHAT,
+        {"messages": [*HELLO, {"role": "tool", "content": "x"}]},
+        400,
+        "messages.1.tool_call_id",
+    ),
     (CHAT, {"messages": HELLO, "min_tokens": 9, "max_tokens": 4}, 400, "min_tokens"),
     ("/v1/responses", {"input": "x", "min_tokens": 9, "max_output_tokens": 4}, 400, "min_tokens"),
     (COMPLETIONS, {"prompt_embeds": "AAAA"}, 400, "prompt_embeds"),
@@ -286,6 +293,12 @@ def test_json_may_be_declared_in_any_way(site: Site, given: str) -> None:
     headers = {"content-type": given}
     answer = httpx.post(f"{site.url}/tokenize", content=b'{"prompt": "x"}', headers=headers)
     assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/v1/jobs"])
+def test_lists_behind_what_is_no_id_are_refused_alike(site: Site, path: str) -> None:
+    answer = httpx.get(f"{site.url}{path}?after=zz")
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "after"
 
 
 def test_paths_and_methods_that_are_not_there_are_told_so_too(site: Site) -> None:

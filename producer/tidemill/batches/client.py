@@ -11,6 +11,7 @@ from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
 from tidemill._terms import checked_callback, checked_metadata
 from tidemill.batches.paging import Page, collect, hashes, ids_behind
 from tidemill.batches.terms import (
+    checked_after,
     checked_endpoint,
     checked_expiry,
     checked_filename,
@@ -24,7 +25,7 @@ from tidemill.protocol import calls
 from tidemill.protocol.batches import Batch, BatchState, NewBatch
 from tidemill.protocol.errors import InvalidRequest, NoSuchObject, WrongState
 from tidemill.protocol.files import MAX_FILE_BYTES, Purpose, StoredFile, file_blob
-from tidemill.protocol.ids import new_batch_id, new_file_id
+from tidemill.protocol.ids import BATCH_PREFIX, FILE_PREFIX, new_batch_id, new_file_id
 from tidemill.service.blobs.store import BlobStore
 from tidemill.service.config import load_config
 
@@ -115,7 +116,10 @@ class AsyncBatches:
         order: str | None = None,
         purpose: str | None = None,
     ) -> Page[StoredFile]:
-        """Return a page of the files behind the id ``after``."""
+        """Return a page of the files behind the id ``after``, which may be gone.
+
+        Raises ``InvalidRequest``.
+        """
         if order not in (None, "asc", "desc"):
             raise InvalidRequest("order: it is neither asc nor desc", field="order")
 
@@ -128,7 +132,7 @@ class AsyncBatches:
             return await self._link.read(ids_behind(index, behind, ascending=order == "asc"))
 
         most = checked_limit(limit, _MAX_FILES, _MAX_FILES)
-        return await collect(most, next_ids, load, after or "")
+        return await collect(most, next_ids, load, checked_after(after, FILE_PREFIX))
 
     async def content(self, file_id: str) -> tuple[StoredFile, AsyncIterator[bytes]]:
         """Return a file and its content, piece by piece; raises ``NoSuchObject``."""
@@ -183,14 +187,18 @@ class AsyncBatches:
         return found
 
     async def batches(self, *, after: str | None = None, limit: object = None) -> Page[Batch]:
-        """Return a page of the batches behind the id ``after``, the newest first."""
+        """Return a page of the batches behind the id ``after``, the newest first.
+
+        That one may be gone.  Raises ``InvalidRequest``.
+        """
 
         async def next_ids(behind: str) -> list[str]:
             index = self._keys.batch_objects(self._tenant)
             return await self._link.read(ids_behind(index, behind, ascending=False))
 
         most = checked_limit(limit, _DEFAULT_BATCHES, _MAX_BATCHES)
-        return await collect(most, next_ids, self._batches, after or "")
+        behind = checked_after(after, BATCH_PREFIX)
+        return await collect(most, next_ids, self._batches, behind)
 
     async def cancel_batch(self, batch_id: str) -> Batch:
         """Ask for the end of a batch.  Raises ``NoSuchObject``, ``WrongState`` if it has ended."""

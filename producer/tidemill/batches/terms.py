@@ -17,6 +17,7 @@ from tidemill.protocol.files import (
     MIN_FILE_SECONDS,
     Purpose,
 )
+from tidemill.protocol.ids import FILE_PREFIX, is_stored_id
 
 _WINDOW = re.compile(r"([1-9]\d{0,5})([smhd])")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -92,6 +93,20 @@ def checked_limit(limit: object, default: int, most: int) -> int:
     if number is None or not 1 <= number <= most:
         raise _wrong("limit", f"it is not from 1 to {most}")
     return number
+
+
+def checked_after(after: str | None, prefix: str) -> str:
+    """Return the id of a file or a batch that a page is to follow, "" for none."""
+    if after is None:
+        return ""
+    if not is_stored_id(after, prefix):
+        kind = "file" if prefix == FILE_PREFIX else "batch"
+        raise _wrong(
+            "after",
+            f"{str(after)[:64]!r} is not the id of a {kind}",
+            "Use the last_id of the page before.",
+        )
+    return after
 
 
 def _whole(value: Any) -> int | None:

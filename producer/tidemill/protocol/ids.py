@@ -8,6 +8,8 @@ import time
 from tidemill.protocol.errors import InvalidRequest
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+FILE_PREFIX, BATCH_PREFIX = "file-", "batch_"
+_STORED_ID = re.compile(rf"({FILE_PREFIX}|{BATCH_PREFIX})[0-9A-HJKMNP-TV-Z]{{26}}")
 _JOB_ID = re.compile(r"^job_([0-9a-f]{2})[0-9A-HJKMNP-TV-Z]{26}$")
 
 
@@ -35,12 +37,18 @@ def new_scheduler_id() -> str:
 
 def new_file_id() -> str:
     """Return a fresh id of a file; ids sort by their time."""
-    return f"file-{new_ulid()}"
+    return f"{FILE_PREFIX}{new_ulid()}"
 
 
 def new_batch_id() -> str:
     """Return a fresh id of a batch; ids sort by their time."""
-    return f"batch_{new_ulid()}"
+    return f"{BATCH_PREFIX}{new_ulid()}"
+
+
+def is_stored_id(given: str, prefix: str) -> bool:
+    """Whether ``given`` has the form of an id of a file or a batch."""
+    match = _STORED_ID.fullmatch(given)
+    return match is not None and match.group(1) == prefix
 
 
 def shard_of(job_id: str) -> str:
