@@ -10,6 +10,7 @@ from gateway.conftest import MODEL, Site
 from support.tiny_chat_model import CHAT_TEMPLATE, MAX_MODEL_LEN
 from support.tiny_tokenizers import SPECIAL, byte_level_tokenizer
 from tidemill.gateway.app import MAX_PROMPT_BODY_BYTES
+from tidemill.gateway.body_limit import MAX_COMMAS, MAX_OPENED
 from tidemill.gateway.prompts import MAX_TEXT_BYTES
 from tidemill.protocol.codec import MAX_ARRAY_LEN
 from tidemill.service.prompt import MAX_MESSAGES
@@ -105,6 +106,19 @@ def test_bodies_with_one_prompt_are_no_longer_than_that_takes(site: Site) -> Non
         assert refused(site, path, {"prompt": text}, 413)["code"] == "request_too_large"
     # Many prompts may take more.
     assert refused(site, "/v1/completions", {"prompt": text})["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    "values", ["[]," * MAX_OPENED, "{}," * MAX_OPENED, "5," * (MAX_COMMAS + 1)]
+)
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", None])
+def test_bodies_of_too_many_values_are_refused_before_they_are_read(
+    site: Site, values: str, kind: str | None
+) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    body = f'{{"prompt": [{values}5]}}'.encode()
+    answer = httpx.post(f"{site.url}/v1/completions", content=body, headers=headers, timeout=60)
+    assert answer.status_code == 413 and "lists and objects" in answer.json()["error"]["message"]
 
 
 def test_a_conversation_that_may_be_shortened_is_however_long_it_is(site: Site) -> None:

@@ -14,11 +14,17 @@ from tidemill.protocol.errors import RequestTooLarge
 #: keep a connection busy for ever.
 MIN_BYTES_PER_SECOND = 1024
 
+#: Of a body in JSON: reading it holds up everybody, for as long as there are values in it, of which
+#: lists and objects cost the most.  Both are counted by their signs, those within texts too.
+MAX_OPENED = 1 << 18
+MAX_COMMAS = 1 << 20
+
 
 class BodyLimit:
     """ASGI middleware: answers 413 to a body that is too long, 408 to one that does not come.
 
-    ``bounds`` names the paths, by their beginnings, that take more or less than ``num_bytes``.
+    What is no form may have ``MAX_OPENED`` lists and objects, and ``MAX_COMMAS``.  ``bounds`` names
+    the paths, by their beginnings, that take more or less than ``num_bytes``.
     """
 
     def __init__(
@@ -38,7 +44,7 @@ class BodyLimit:
         if _announced(scope) > limit:
             await error_response(_too_large(limit))(scope, receive, send)
             return
-        body = _Body(receive, limit, self._silence_seconds)
+        body = _Body(receive, limit, self._silence_seconds, is_form=_is_form(scope))
         await self._app(scope, body.receive, send)
 
     def _limit(self, path: str) -> int:
@@ -49,11 +55,14 @@ class BodyLimit:
 class _Body:
     """Counts what arrives; to be read by one reader."""
 
-    def __init__(self, receive: Receive, limit: int, silence_seconds: float) -> None:
+    def __init__(
+        self, receive: Receive, limit: int, silence_seconds: float, *, is_form: bool
+    ) -> None:
         self._receive = receive
         self._limit = limit
         self._silence_seconds = silence_seconds
-        self._num_bytes = 0
+        self._is_form = is_form
+        self._num_bytes = self._num_opened = self._num_commas = 0
         self._waited_seconds = 0.0
         self._is_whole = False
 
@@ -69,7 +78,19 @@ class _Body:
         if self._num_bytes > self._limit:
             # As an HTTPException: whatever else is raised here counts as a malformed body.
             raise HTTPException(413, _too_large(self._limit).one_line())
+        if not self._is_form:
+            self._count(message.get("body", b""))
         return message
+
+    def _count(self, data: bytes) -> None:
+        self._num_opened += data.count(b"[") + data.count(b"{")
+        self._num_commas += data.count(b",")
+        if self._num_opened > MAX_OPENED or self._num_commas > MAX_COMMAS:
+            raise HTTPException(
+                413,
+                f"the body has more than {MAX_OPENED} lists and objects, or {MAX_COMMAS} commas:"
+                " send less in one request",
+            )
 
     async def _next(self) -> Message:
         # Only what is spent in waiting counts: that the reader is slow is not the client's fault.
@@ -86,6 +107,10 @@ class _Body:
 def _announced(scope: Scope) -> int:
     length = Headers(scope=scope).get("content-length", "")
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 20 else 0
+
+
+def _is_form(scope: Scope) -> bool:
+    return Headers(scope=scope).get("content-type", "").lower().startswith("multipart/form-data")
 
 
 def _too_large(limit: int) -> RequestTooLarge:
