@@ -18,7 +18,7 @@ export GOMP_SPINCOUNT  ?= 0
 # Tests start hundreds of processes, each of which would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check vllm-check s3-check clients schemathesis bench bench-overheads bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-structured bench-gateway bench-scale bench-gsm8k bench-perplexity chaos soak batch-soak soak-engine clean
+.PHONY: help demo test lint unit slow kernels redis-check test-brokers mutation-check wheel-check vllm-check s3-check clients schemathesis nightly bench bench-overheads bench-queue bench-rag bench-scheduling bench-daemon bench-lane bench-structured bench-gateway bench-scale bench-gsm8k bench-perplexity chaos soak batch-soak soak-engine clean
 
 help: ## Show this help
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -80,6 +80,9 @@ clients: $(STAMP) ## Every client of docs/compatibility.md against a live Tidemi
 schemathesis: $(STAMP) ## Requests made up from the gateway's own document, for every operation (minutes; TIDEMILL_FUZZ_SEED=7)
 	@$(BIN)/python tests/clients/install.py schemathesis
 	@$(BIN)/python -m pytest -s -m clients tests/clients/test_schemathesis.py $(ARGS)
+
+nightly: $(STAMP) ## What is too heavy for every change: slow, clients, schemathesis, s3-check, some chaos (ARGS="slow chaos")
+	@$(BIN)/python scripts/nightly.py $(ARGS)
 
 bench: $(STAMP) ## Engine workloads W1-W4 beside transformers' own generate
 	@$(BIN)/python benchmarks/engine.py $(ARGS)

@@ -237,6 +237,16 @@ MUTATIONS = (
         (f"{_DELIVERIES}::test_an_attempt_that_lost_its_lease_cannot_say_how_it_went",),
     ),
     Mutation(
+        "an answer to an attempt that was in the air ends a pause that was asked for since",
+        f"{_LUA}/6_webhook.lua",
+        "if number(v[1]) <= t or number(v[2]) < began then redis.call('DEL', key) end",
+        "redis.call('DEL', key)",
+        (
+            f"{_DELIVERIES}"
+            "::test_what_was_in_the_air_already_does_not_end_a_pause_that_was_asked_for[204]",
+        ),
+    ),
+    Mutation(
         "an entry of the outbox goes before its deliveries are made",
         "scheduler/tidemill_webhooks/outbox.py",
         """        crash_point("webhooks.after_read")
