@@ -106,13 +106,12 @@ def check_text(field: str, text: str, tokenizer: "Tokenizer", card: ModelCard) -
     """Raise ``ContextExceeded`` if a prompt is hopelessly long, which is told by its length alone.
 
     That is one of more characters than the model's context has room for if every token were the
-    vocabulary's longest.
+    vocabulary's longest; of tokenizers that drop text nothing is known by that.
     """
     if len(text) <= card.max_model_len:
         return
     longest = tokenizer.longest_token
-    room = (card.max_model_len - 1) * longest
-    if len(text) > room:
+    if longest is not None and len(text) > (card.max_model_len - 1) * longest:
         raise ContextExceeded(
             f"{field}: the prompt is too long: {_longest(card)} of {longest} characters at most,"
             f" and it has {len(text)} characters",

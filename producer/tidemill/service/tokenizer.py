@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers
+from tokenizers import models
 
 from tidemill.protocol.codec import pack, unpack
 from tidemill.protocol.errors import DamagedModel, InvalidRequest, MalformedMessage
@@ -115,11 +116,15 @@ class Tokenizer:
         return text
 
     @cached_property
-    def longest_token(self) -> int:
-        """Characters of the longest token: no text has fewer tokens than its length in these.
+    def longest_token(self) -> int | None:
+        """Characters of the longest token: a text of n times as many has n tokens at least.
 
-        Of text that a tokenizer drops or maps to nothing but its unknown token this is not true.
+        None for a tokenizer that drops text, or has one token for all that it does not know.
         """
+        model, decoder = self.raw.model, self.raw.decoder
+        is_byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
+        if not isinstance(model, models.BPE) or not (is_byte_level or model.byte_fallback):
+            return None
         return max(map(len, self.raw.get_vocab()), default=1)
 
     @property
