@@ -47,6 +47,11 @@ class Grist:
     fence: int
     ref: JobRef
     text: str = ""
+    position: int = 0
+
+    def chunk(self, text: str) -> TokenChunk:
+        """Return its next token."""
+        return TokenChunk(start=self.position, end=self.position + 1, ids=(1,), text=text)
 
 
 class Mill:
@@ -59,40 +64,42 @@ class Mill:
         self._register(_tokenizer())
         self._epoch = run(client, calls.lead(KEYS, scheduler_id="sch_mill", lease_ms=LEASE_MS))
 
-    def claim(self, count: int) -> list[Grist]:
-        """Wait for so many jobs and take them."""
-        taken: list[Grist] = []
-        while len(taken) < count:
-            for queue in self._client.zrange(KEYS.active_queues, 0, -1):
-                taken += self._take(queue.decode())
+    def serve(self, num_jobs: int, num_tokens: int, pause_seconds: float) -> None:
+        """Take so many jobs as they come; a token at once, then one after each pause."""
+        running: list[Grist] = []
+        num_taken, due = 0, time.monotonic() + pause_seconds
+        while num_taken < num_jobs or running:
+            taken = self._take_all()
+            self._write(taken)
+            num_taken += len(taken)
+            if time.monotonic() >= due:
+                due += pause_seconds
+                self._write(running)
+            running = [job for job in (*running, *taken) if not self._is_over(job, num_tokens)]
             time.sleep(0.001)
-        return taken
 
-    def grind(self, jobs: Sequence[Grist], num_tokens: int, pause_seconds: float) -> None:
-        """Write a token to each job, again and again, then end all."""
-        due = time.monotonic()
-        for position in range(num_tokens):
-            for start in range(0, len(jobs), _PER_CALL):
-                self._write(jobs[start : start + _PER_CALL], position)
-            due += pause_seconds
-            time.sleep(max(0.0, due - time.monotonic()))
-        for job in jobs:
-            self._finish(job, num_tokens)
+    def _take_all(self) -> list[Grist]:
+        queues = self._client.zrange(KEYS.active_queues, 0, -1)
+        return [job for queue in queues for job in self._take(queue.decode())]
 
-    def _write(self, jobs: Sequence[Grist], position: int) -> None:
+    def _write(self, jobs: Sequence[Grist]) -> None:
+        for start in range(0, len(jobs), _PER_CALL):
+            self._write_some(jobs[start : start + _PER_CALL])
+
+    def _write_some(self, jobs: Sequence[Grist]) -> None:
         text = f"{time.monotonic():.6f} "
-        chunk = TokenChunk(start=position, end=position + 1, ids=(1,), text=text)
-        written = run(
-            self._client,
-            calls.append(
-                KEYS,
-                worker_id=self._worker_id,
-                chunks=[(job.job_id, job.fence, chunk) for job in jobs],
-            ),
-        )
+        chunks = [(job.job_id, job.fence, job.chunk(text)) for job in jobs]
+        written = run(self._client, calls.append(KEYS, worker_id=self._worker_id, chunks=chunks))
         assert all(each.accepted for each in written), "a job was lost"
         for job in jobs:
             job.text += text
+            job.position += 1
+
+    def _is_over(self, job: Grist, num_tokens: int) -> bool:
+        if job.position < num_tokens:
+            return False
+        self._finish(job, num_tokens)
+        return True
 
     def _finish(self, job: Grist, num_tokens: int) -> None:
         usage = Usage(prompt_tokens=3, completion_tokens=num_tokens)
@@ -170,8 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mill = Mill(client)
         print("ready", flush=True)
         for _ in range(options.rounds):
-            jobs = mill.claim(options.jobs)
-            mill.grind(jobs, options.tokens, options.pause_seconds)
+            mill.serve(options.jobs, options.tokens, options.pause_seconds)
     return 0
 
 

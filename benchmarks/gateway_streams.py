@@ -3,7 +3,15 @@
     python benchmarks/gateway_streams.py --streams 64 256 --tokens 100 --rate 10
 
 Tokens come from a worker without an engine, ``--rate`` a second for each stream, and their texts
-are when they were written.  ``--idle N`` opens N streams that wait and tells the memory of each.
+are when they were written.  Streams begin one after the other within ``--spread`` seconds, since
+among those that begin at once the median waits for half of the others.
+
+  tokens/CPU-s, CPU  of the process that hands tokens on: the gateway, or the SDK's
+  TTFT               ms from a request's begin to its first token, through the whole queue; what
+                     the gateway adds is the difference of the two rows
+  p50, p99           ms from a token's write to its arrival
+
+``--idle N`` opens N streams that wait and tells the memory of each.
 """
 
 import argparse
@@ -15,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +47,7 @@ class Figures:
     num_tokens: int
     seconds: float
     cpu_seconds: float
-    first_p50_ms: float
+    ttft_p50_ms: float
     p50_ms: float
     p99_ms: float
     peak_mib: float
@@ -62,13 +70,15 @@ class Lags:
         self.first: list[float] = []
         self.all: list[float] = []
 
-    def note(self, written: Sequence[str], is_first: bool) -> None:
-        """Note tokens that arrived now, given when they were written."""
+    def note(self, written: Sequence[str], begun: float | None) -> None:
+        """Note tokens that arrived now, given when they were written.
+
+        ``begun`` is when the request began, if they are its first.
+        """
         now = time.monotonic()
-        lags = [1000 * (now - float(text)) for text in written]
-        if is_first and lags:
-            self.first.append(lags[0])
-        self.all += lags
+        if begun is not None and written:
+            self.first.append(1000 * (now - begun))
+        self.all += [1000 * (now - float(text)) for text in written]
 
     def figures(self, path: str, streams: int, seconds: float, cpu: float, mib: float) -> Figures:
         """Sum up."""
@@ -79,14 +89,24 @@ class Lags:
             num_tokens=len(ordered),
             seconds=seconds,
             cpu_seconds=cpu,
-            first_p50_ms=statistics.median(self.first),
+            ttft_p50_ms=statistics.median(self.first),
             p50_ms=statistics.median(ordered),
             p99_ms=ordered[int(0.99 * (len(ordered) - 1))],
             peak_mib=mib,
         )
 
 
-async def read_http(port: int, lags: Lags, num: int) -> None:
+async def one_by_one(follow: Callable[[], Awaitable[None]], num: int, spread: float) -> None:
+    """Follow so many streams, which begin evenly within so many seconds."""
+
+    async def begin(delay: float) -> None:
+        await asyncio.sleep(delay)
+        await follow()
+
+    await asyncio.gather(*(begin(spread * place / num) for place in range(num)))
+
+
+async def read_http(port: int, lags: Lags, num: int, spread: float = 0.0) -> None:
     """Follow so many chats over raw connections: a client's library would cost more than we."""
     body = json.dumps(
         {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "stream": True}
@@ -97,9 +117,10 @@ async def read_http(port: int, lags: Lags, num: int) -> None:
     )
 
     async def follow() -> None:
+        begun: float | None = time.monotonic()
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
         writer.write(head + body)
-        is_first, pending = True, b""
+        pending = b""
         while data := await reader.read(1 << 16):
             *whole, pending = (pending + data).split(b"\n\n")
             texts = [
@@ -107,26 +128,26 @@ async def read_http(port: int, lags: Lags, num: int) -> None:
                 for event in whole
                 for text in event.partition(_BEFORE)[2].partition(b'"')[0].decode().split()
             ]
-            lags.note(texts, is_first)
-            is_first = is_first and not texts
+            lags.note(texts, begun)
+            begun = None if texts else begun
         writer.close()
 
-    await asyncio.gather(*(follow() for _ in range(num)))
+    await one_by_one(follow, num, spread)
 
 
-async def read_sdk(url: str, lags: Lags, num: int) -> None:
+async def read_sdk(url: str, lags: Lags, num: int, spread: float) -> None:
     """Follow as many jobs with the SDK."""
     async with AsyncProducer(url, timeout=60) as producer:
 
         async def follow() -> None:
+            begun: float | None = time.monotonic()
             job = await producer.submit([1, 2, 3], model=MODEL)
-            is_first = True
             async for chunk in job.stream():
                 texts = chunk.text.split()
-                lags.note(texts, is_first)
-                is_first = is_first and not texts
+                lags.note(texts, begun)
+                begun = None if texts else begun
 
-        await asyncio.gather(*(follow() for _ in range(num)))
+        await one_by_one(follow, num, spread)
 
 
 @contextmanager
@@ -167,7 +188,7 @@ def measure_gateway(url: str, options: argparse.Namespace, num: int) -> Figures:
             asyncio.run(read_http(port, Lags(), 1))
         with mill(url, options, num):
             cpu, started = _cpu(process), time.perf_counter()
-            asyncio.run(read_http(port, lags, num))
+            asyncio.run(read_http(port, lags, num, options.spread))
             seconds, cpu = time.perf_counter() - started, _cpu(process) - cpu
         memory = process.memory_info().rss / 2**20
     return lags.figures("gateway", num, seconds, cpu, memory)
@@ -178,7 +199,7 @@ def measure_sdk(url: str, options: argparse.Namespace, num: int) -> Figures:
     lags = Lags()
     with mill(url, options, num):
         cpu, started = time.process_time(), time.perf_counter()
-        asyncio.run(read_sdk(url, lags, num))
+        asyncio.run(read_sdk(url, lags, num, options.spread))
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     return lags.figures("sdk", num, seconds, cpu, psutil.Process().memory_info().rss / 2**20)
 
@@ -231,7 +252,7 @@ def show(figures: Figures) -> None:
     print(
         f"{figures.path:8} {figures.num_streams:7} {figures.tokens_per_second:10,.0f}"
         f" {figures.tokens_per_cpu_second:12,.0f} {figures.cpu_seconds / figures.seconds:8.0%}"
-        f" {figures.first_p50_ms:9.1f} {figures.p50_ms:8.1f} {figures.p99_ms:8.1f}"
+        f" {figures.ttft_p50_ms:9.1f} {figures.p50_ms:8.1f} {figures.p99_ms:8.1f}"
         f" {figures.peak_mib:8.0f}",
         flush=True,
     )
@@ -244,11 +265,12 @@ def main() -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[64])
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--rate", type=float, default=10.0)
+    parser.add_argument("--spread", type=float, default=5.0, help="seconds (%(default)s)")
     parser.add_argument("--idle", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures there too")
     options = parser.parse_args()
     rows: list[Figures] = []
-    print("path     streams   tokens/s  tokens/CPU-s  CPU  first ms   p50 ms   p99 ms      MiB")
+    print("path     streams   tokens/s  tokens/CPU-s  CPU   TTFT ms   p50 ms   p99 ms      MiB")
     with tempfile.TemporaryDirectory() as scratch, start_server(Path(scratch), "none") as server:
         url = f"unix://{server.socket_path}"
         for num in options.streams:
