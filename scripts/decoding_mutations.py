@@ -26,8 +26,8 @@ DECODING_MUTATIONS = (
     Mutation(
         "blocks that wrong guesses reached stay taken",
         f"{_WORKER}/steps/step_scheduler.py",
-        "self.block_manager.trim(item.seq)",
-        "pass",
+        "self.block_manager.trim(item.seq)\n        self.speculation",
+        "pass\n        self.speculation",
         (f"{_STEPS}::test_wrong_guesses_leave_nothing_in_the_cache_and_hold_no_block",),
     ),
     Mutation(
