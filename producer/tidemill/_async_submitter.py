@@ -1,7 +1,7 @@
 """The asynchronous twin of ``tidemill._submitter``."""
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,8 @@ Charge = Callable[[Sequence[NewJob]], Awaitable[None]]
 
 #: Lost jobs that are submitted again in one round trip.
 _PAGE_SIZE = 256
+#: Tokens of prompts that are packed at once: the event loop stands still for a few milliseconds.
+_PACKED_TOKENS = 1 << 16
 
 
 class AsyncSubmitter:
@@ -67,7 +69,9 @@ class AsyncSubmitter:
     async def submit_many(
         self, specs: Sequence[JobSpec], charge: Charge | None = None
     ) -> list[Receipt | TidemillError]:
-        """Queue jobs in one round trip; an error takes the place of a refused job's receipt.
+        """Queue jobs; an error takes the place of a refused job's receipt.
+
+        One round trip does for all, unless they are so long that packing takes its time.
 
         ``charge`` is told the jobs before, and none is queued if it raises.
         """
@@ -139,8 +143,12 @@ class AsyncSubmitter:
         return await self._link.retry(lambda: self._tokenizers.get(self._link.client, card))
 
     async def _send(self, jobs: Sequence[NewJob]) -> list[Receipt | TidemillError]:
-        if not jobs:
-            return []
+        sent: list[Receipt | TidemillError] = []
+        for page in _pages(jobs):
+            sent += await self._send_page(page)
+        return sent
+
+    async def _send_page(self, jobs: Sequence[NewJob]) -> list[Receipt | TidemillError]:
         wait_ms = replica_wait_ms(self._link.timeout) if self._replicated else None
         submits = submit_calls(self._endpoint.keys, jobs, wait_ms=wait_ms)
         try:
@@ -187,3 +195,15 @@ class AsyncSubmitter:
         keys = self._endpoint.keys
         served = await self._link.read(models_of(keys, await self._link.read(live_workers(keys))))
         return served or await self._link.read(model_names(keys))
+
+
+def _pages(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
+    """Yield the jobs in runs of ``_PACKED_TOKENS``, or of one that has more."""
+    start = num_tokens = 0
+    for index, job in enumerate(jobs):
+        num_tokens += job.cost
+        if index > start and num_tokens > _PACKED_TOKENS:
+            yield jobs[start:index]
+            start, num_tokens = index, job.cost
+    if jobs:
+        yield jobs[start:]

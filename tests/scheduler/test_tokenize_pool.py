@@ -77,8 +77,8 @@ def test_a_text_job_is_tokenised_and_dispatched(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"prompt": " ".join(WORDS * 2)}, "prompt: 600 tokens leave no room"),
-        ({"prompt": "w1", "params": {"max_tokens": 9999}}, "params.max_tokens: 9999 tokens"),
+        ({"prompt": " ".join(WORDS * 2)}, "and 600 leave no room"),
+        ({"prompt": "w1", "params": {"max_tokens": 9999}}, "9999 after a prompt of 1 are 10000"),
         ({"messages": [{"role": "user", "content": "w1"}]}, "no chat template"),
         ({"prompt": "w1", "tokenizer_digest": "f" * 64}, "tokenizer_digest: "),
         ({"prompt_ids": [1, 50_000]}, "prompt_ids: token id 50000"),

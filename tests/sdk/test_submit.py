@@ -356,6 +356,18 @@ def test_many_jobs_take_one_round_trip_and_each_gets_its_answer(
     assert [r.params.max_tokens for r in requests] == [None, 5, 3, 5]
 
 
+def test_many_long_jobs_are_sent_in_several_pieces_and_each_gets_its_answer(
+    make_twin: MakeTwin, redis_url: str, mill: FakeMill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill._async_submitter._PACKED_TOKENS", 300)
+    prompts = [[1] * 200, [2] * 200, [3] * 90, [], [4] * 400, [5] * 10, [6] * 290]
+    jobs = make_twin(redis_url).submit_many(prompts)
+    assert [isinstance(job, TidemillError) for job in jobs] == [prompt == [] for prompt in prompts]
+    accepted = {job.id: prompt for job, prompt in zip(jobs, prompts, strict=True) if prompt}
+    claims = [mill.claim() for _ in accepted]
+    assert {claim.job_id: list(claim.request.prompt_ids or ()) for claim in claims} == accepted
+
+
 def test_a_server_that_lost_its_data_gets_a_new_salt(
     producer: Twin, mill: FakeMill, redis_client: redis.Redis
 ) -> None:
