@@ -53,9 +53,10 @@ BATCH_POINTS = (
     "batch.after_survey",
     "batch.after_begin:2",
     "batch.line:13",
-    "batch.after_part",
-    "batch.after_count",
     "batch.line:20",
+    "batch.after_part",
+    # Behind it no part may be left: the counts of all of them may be on their way at once.
+    "batch.after_count",
     "batch.after_assembly",
     "batch.after_assembly:2",
     "batch.before_end",

@@ -1,9 +1,10 @@
 """Batches in tests: inputs, what comes out, and a mill that answers their lines."""
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
 from support.fake_mill import Attempt, FakeMill, generate
@@ -11,8 +12,14 @@ from tidemill.batches.client import AsyncBatches
 from tidemill.protocol.batches import Batch
 from tidemill.protocol.files import StoredFile
 from tidemill.service.redis import connect
+from tidemill_scheduler.batches.settings import RunnerSettings
 
 ENDPOINT = "/v1/completions"
+
+FAST = RunnerSettings(lease_seconds=0.5, poll_seconds=0.02, model_seconds=0.2)
+
+#: What runs a batch runner with these settings.
+StartRunner = Callable[..., AbstractAsyncContextManager["asyncio.Task[None]"]]
 
 
 def request_line(number: int, **body: Any) -> dict[str, Any]:
@@ -58,6 +65,13 @@ async def outcome(
     files = [await content(client, told[f"{kind}_file_id"]) for kind in ("output", "error")]
     output, errors = ([json.loads(line) for line in data.splitlines()] for data in files)
     return output, errors
+
+
+async def ended(client: AsyncBatches, batch: Batch) -> Batch:
+    """Wait for the end of a batch."""
+    while not (batch := await client.batch(batch.batch_id)).state.is_terminal:
+        await asyncio.sleep(0.02)
+    return batch
 
 
 @contextmanager

@@ -22,14 +22,15 @@ from tidemill.protocol.errors import (
     BrokerUnavailable,
     StaleFence,
 )
-from tidemill.protocol.files import DEFAULT_FILE_SECONDS, Purpose, StoredFile, file_blob
+from tidemill.protocol.files import file_blob
 from tidemill.protocol.ids import new_file_id
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.blobs.store import BlobStore
 from tidemill.service.runtime import crash_point
+from tidemill_scheduler.batches.batch_files import NO_FILES, BatchFiles
 from tidemill_scheduler.batches.lease import BatchLease, BatchName, LineCounts
 from tidemill_scheduler.batches.line_jobs import LineJobs, forgone
-from tidemill_scheduler.batches.parts import OutputBlobs, Part, PartCounts
+from tidemill_scheduler.batches.parts import OutputBlobs, Part
 from tidemill_scheduler.batches.settings import RunnerSettings
 from tidemill_scheduler.tasks import end_tasks, run_together
 
@@ -60,6 +61,7 @@ class BatchRun:
     def __init__(self, tools: BatchTools, name: BatchName, owner: str) -> None:
         self._tools, self._name = tools, name
         self._output = OutputBlobs(tools.blobs, tools.keys, name)
+        self._files = BatchFiles(tools.link, tools.keys, name, self._output)
         self._counted = LineCounts()
         self._parts: dict[int, Part] = {}
         self._state = ""
@@ -159,7 +161,7 @@ class BatchRun:
             max_in_flight=settings.max_in_flight,
             model_seconds=settings.model_seconds,
         )
-        done = await self._done_parts()
+        done = await self._files.parts()
         self._counted = LineCounts(
             sum(part.num_answered for part in done), sum(part.num_failed for part in done)
         )
@@ -242,11 +244,11 @@ class BatchRun:
             return
         is_cancelled = batch.state is BatchState.CANCELLING
         end = BatchState.CANCELLED if is_cancelled else BatchState.FAILED
-        files: tuple[str, ...] = ()
+        files: tuple[str, ...] = NO_FILES
         try:
             await self._tools.producer.cancel_batch(self._name.batch_id)
             await self._forgo_rest(batch, end)
-            files = await self._files(batch)
+            files = await self._files.make(batch)
         except Exception as error:
             if may_pass(error):
                 raise
@@ -254,10 +256,12 @@ class BatchRun:
             _log.exception("%s ends without the files of its output", self._name.batch_id)
         errors = told_errors([LineError("batch_failed", reason)])
         await self._lease.turn(batch.state, end, *files, *(() if is_cancelled else ("er", errors)))
+        if files != NO_FILES:
+            await asyncio.to_thread(self._output.clear)
 
     async def _forgo_rest(self, batch: Batch, end: BatchState) -> None:
         """Write all parts that are not in the store, with the lines that have ended."""
-        written = {part.number for part in await self._done_parts()}
+        written = {part.number for part in await self._files.parts()}
         for number in range(len(batch.layout)):
             if number in written:
                 continue
@@ -268,36 +272,14 @@ class BatchRun:
                     part.add(forgone(self._name.batch_id, line, end))
             await self._write_part(part)
 
-    async def _files(self, batch: Batch) -> tuple[str, ...]:
-        parts = await self._done_parts()
-        answers = [part.number for part in parts if part.num_answered]
-        errors = [part.number for part in parts if part.num_failed]
-        output = await self._assemble(batch, batch.output_file_id, answers, "out")
-        error = await self._assemble(batch, batch.error_file_id, errors, "err")
-        return ("of", output, "ef", error)
-
     async def _finalize(self, batch: Batch, end: BatchState) -> None:
         """Put the output together and end the batch."""
         was = BatchState.CANCELLING if end is BatchState.CANCELLED else BatchState.FINALIZING
-        files = await self._files(await self._read() or batch)
+        files = await self._files.make(await self._read() or batch)
         crash_point("batch.before_end")
         await self._lease.turn(was, end, *files)
         crash_point("batch.after_end")
         await asyncio.to_thread(self._output.clear)
-
-    async def _assemble(self, batch: Batch, file_id: str, parts: list[int], kind: str) -> str:
-        """Make a file of parts, and known; returns its id, "" where it would be empty."""
-        if not parts:
-            return ""
-        num_bytes = await asyncio.to_thread(self._output.assemble, file_id, parts, kind)
-        crash_point("batch.after_assembly")
-        suffix = {"out": "output", "err": "error"}[kind]
-        filename = f"{self._name.batch_id}_{suffix}.jsonl"
-        file = StoredFile(file_id, num_bytes, filename, Purpose.BATCH_OUTPUT)
-        ttl_ms = (batch.output_seconds or DEFAULT_FILE_SECONDS) * 1000
-        put = calls.put_file(self._tools.keys, self._name.tenant, file, ttl_ms=ttl_ms)
-        await self._tools.link.call(put)
-        return file_id
 
     async def _read(self) -> Batch | None:
         key = self._tools.keys.batch_object(self._name.tenant, self._name.batch_id)
@@ -305,12 +287,6 @@ class BatchRun:
         batch = Batch.read(self._name.batch_id, fields)
         self._state = batch.state if batch else ""
         return batch
-
-    async def _done_parts(self) -> list[PartCounts]:
-        key = self._tools.keys.batch_parts(self._name.tenant, self._name.batch_id)
-        [fields] = await self._tools.link.read(hashes([key]))
-        counts = ((int(number), *map(int, told.split())) for number, told in fields.items())
-        return sorted((PartCounts(*each) for each in counts), key=lambda part: part.number)
 
     def _read_part(self, batch: Batch, number: int) -> list[RequestLine]:
         with self._tools.blobs.reader(self._input(batch)) as file:

@@ -4,13 +4,15 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from tidemill._async_link import AsyncLink
+from tidemill._reads import Read
 from tidemill.batches.openai_requests import OpenAITranslator
 from tidemill.gateway.config import GatewaySettings
 from tidemill.gateway.state import GatewayState
+from tidemill.protocol.batches import BatchState
 from tidemill.protocol.errors import BrokerUnavailable, StaleFence, TidemillError
 from tidemill.protocol.ids import new_ulid
 from tidemill.protocol.keys import ShardKeys
@@ -25,6 +27,8 @@ from tidemill_scheduler.tasks import end_tasks
 _log = logging.getLogger(__name__)
 
 _BROKER_SECONDS = 10.0
+#: Waiting batches of which it is looked up whether they are to end.
+_MAX_LATE = 256
 _FAREWELL_SECONDS = 2.0
 
 
@@ -70,16 +74,43 @@ class BatchRunner:
         """Begin what is to be worked on; returns whether there is any batch."""
         try:
             with translate():
-                found = await self._link.client.zrange(self._keys.active_batches, 0, -1)
+                found = await self._link.client.zrange(
+                    self._keys.active_batches, 0, -1, withscores=True
+                )
+            members = cast(list[tuple[bytes, float]], found)
+            ends = {name: end for m, end in members if (name := BatchName.read(m)) is not None}
+            await self._begin_some(ends)
         except BrokerUnavailable as error:
             _log.warning("the batches wait: %s", error.one_line())
             return bool(self._tasks)
-        members = cast(list[bytes], found)
-        names = list(filter(None, map(BatchName.read, members)))
-        self._setbacks.keep_only({*names, *self._tasks})
-        for name in self._waiting(names)[: self._settings.max_batches - len(self._tasks)]:
-            self._begin(name)
         return bool(members)
+
+    async def _begin_some(self, ends: Mapping[BatchName, float]) -> None:
+        """Begin what there is room for, given when batches end, in ms of the server's clock."""
+        self._setbacks.keep_only({*ends, *self._tasks})
+        waiting = self._waiting(list(ends))
+        num_free = max(0, self._settings.max_batches - len(self._tasks))
+        for name in waiting[:num_free]:
+            self._begin(name)
+        # What is to end has little to do, and does not wait until others are done.
+        late = waiting[num_free:][:_MAX_LATE]
+        for name in await self._ending(late, ends) if late else ():
+            if len(self._tasks) < 2 * self._settings.max_batches:
+                self._begin(name)
+
+    async def _ending(
+        self, names: Sequence[BatchName], ends: Mapping[BatchName, float]
+    ) -> list[BatchName]:
+        """Return the batches that are being cancelled, or whose time is over."""
+        keys = [self._keys.batch_object(name.tenant, name.batch_id) for name in names]
+        commands = tuple(("HGET", key, "st") for key in keys)
+        states = await self._link.read(Read(commands, list))
+        now_ms = time.time() * 1000
+        return [
+            name
+            for name, state in zip(names, states, strict=True)
+            if state == BatchState.CANCELLING.encode() or ends[name] <= now_ms
+        ]
 
     def _waiting(self, names: Sequence[BatchName]) -> list[BatchName]:
         """Return those that may be begun: first what never failed, then what ends first."""
