@@ -73,7 +73,7 @@ s3-check: $(S3_VENV)/.installed ## Files and batches on a store that speaks S3, 
 	@$(S3_VENV)/bin/python -m pytest -m s3 tests/batches/test_s3_*.py $(ARGS)
 
 # Each client has a virtual environment of its own; a few have dependencies of gigabytes.
-clients: $(STAMP) ## Every client of docs/compatibility.md against a live Tidemill; writes its table (4 GB, long)
+clients: $(STAMP) $(VLLM_VENV)/.installed ## Every client of docs/compatibility.md against a live Tidemill; writes its table (6 GB, long)
 	@$(BIN)/python tests/clients/install.py
 	@$(BIN)/python -m pytest -m clients tests/clients --record-matrix $(if $(ARGS),merge,all) $(ARGS)
 
