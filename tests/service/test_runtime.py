@@ -68,6 +68,15 @@ def test_a_flag_wakes_a_thread_that_waits_for_it() -> None:
     flag.close()
 
 
+def test_a_flag_is_up_before_anybody_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    flag, seen = StopSignal(), []
+    monkeypatch.setattr(os, "write", lambda *_: seen.append(flag.is_set))
+    flag.set()
+    monkeypatch.undo()
+    assert seen == [True]
+    flag.close()
+
+
 async def test_a_flag_wakes_every_task_that_waits_for_it() -> None:
     flag = StopSignal()
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:

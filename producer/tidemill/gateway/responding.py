@@ -96,8 +96,8 @@ async def create_response(call: Call, body: ResponseRequest) -> Response:
         record = await _kept(call, data, job, jobs) or record
     events = plan.events(job.id, record)
     if body.background and not body.stream:
-        status = await job.status()
-        return json_response(events.head.body(status_of(status.state)))
+        # It may have ended meanwhile, most of all if its key was sent before.
+        return json_response(await _body(call, job.id, record, await job.status()))
     run = _Run(job.stream(), events)
     leave = _Leave(jobs, run, is_background=body.background)
     if body.stream:

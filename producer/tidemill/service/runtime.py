@@ -39,10 +39,10 @@ class StopSignal:
 
     def set(self) -> None:
         """Raise the flag for good; may be repeated."""
-        if not self._is_set and self._is_open:
+        was_set, self._is_set = self._is_set, True
+        if not was_set and self._is_open:
             # Never read, so the pipe stays readable and every waiter wakes, now or later.
             os.write(self._write_end, b"!")
-        self._is_set = True
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Block until the flag is up or the time is over; returns whether it is up."""
