@@ -41,10 +41,13 @@ def product_shape(num_rows: int, element_size: int, tile_k: int) -> ProductShape
     The figures come from compiling for sm_80, sm_90 and sm_100; they have not been timed on a
     device yet.
     """
-    if num_rows <= 16:
-        return ProductShape(16, 32, tile_k, num_warps=4, num_stages=3)
+    is_short = num_rows <= 16
     if element_size == 4:
-        return ProductShape(32, 32, min(tile_k, 32), num_warps=4, num_stages=2)
+        # Float32 is multiplied without tensor cores, from registers: wider tiles spill.
+        rows, num_warps, num_stages = (16, 4, 3) if is_short else (32, 8, 2)
+        return ProductShape(rows, 32, min(tile_k, 32), num_warps, num_stages)
+    if is_short:
+        return ProductShape(16, 32, tile_k, num_warps=4, num_stages=3)
     return ProductShape(64, 64, tile_k, num_warps=8, num_stages=3)
 
 
