@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from support.golden_models import GOLDEN, NATIVE_ALONE, make_golden_model, save_golden_model
+from support.golden_models import GOLDEN, NATIVE_ALONE, Golden, make_golden_model, save_golden_model
 from support.golden_runs import check_run, make_prompts
 from support.greedy import GreedyRun, generate_greedily
 from support.transformers_models import CASES, make_config, save_case
@@ -101,7 +101,7 @@ def check_batches(
     model: transformers.PreTrainedModel,
     model_dir: Path,
     team: Team,
-    max_model_len: int | None = None,
+    golden: Golden = GOLDEN["llama untied"],
 ) -> None:
     # One output after another ends, so that steps of all sizes are computed.
     lengths = (1, 2, 3, 15, 16, 17, 20, 31, 32, 33, 34, 64, 65, 97)
@@ -109,10 +109,10 @@ def check_batches(
     config = StepConfig(max_model_len=256, max_num_batched_tokens=1024, max_num_seqs=MOST)
     runs = []
     for followers in (NO_FOLLOWERS, team):
-        runner = make_runner(model_dir, followers, max_model_len=max_model_len)
+        runner = make_runner(model_dir, followers, max_model_len=golden.max_model_len)
         run = generate_greedily(runner, prompts, counts, config)
         assert run.decode_sizes == set(range(1, MOST + 1))
-        print(f"{type(model).__name__}: {check_run(model, prompts, run):.1e}")
+        print(f"{type(model).__name__}: {check_run(model, prompts, run, golden.atol):.1e}")
         runs.append(run)
     assert runs[0].outputs == runs[1].outputs
 
@@ -122,7 +122,7 @@ def test_batches_of_1_to_16_are_alike_over_one_and_two_ranks(
     name: str, team: Team, tmp_path: Path
 ) -> None:
     model = make_golden_model(name)
-    check_batches(model, save_golden_model(model, tmp_path), team, GOLDEN[name].max_model_len)
+    check_batches(model, save_golden_model(model, tmp_path), team, GOLDEN[name])
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_batches_of_1_to_16_are_alike_over_one_and_two_ranks_in_every_family(
     name: str, team: Team, tmp_path: Path
 ) -> None:
     model = make_golden_model(name)
-    check_batches(model, save_golden_model(model, tmp_path), team, GOLDEN[name].max_model_len)
+    check_batches(model, save_golden_model(model, tmp_path), team, GOLDEN[name])
 
 
 @pytest.mark.slow

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import torch
 import transformers
 
-from support.golden_models import VOCAB_SIZE
+from support.golden_models import ATOL, VOCAB_SIZE
 from support.greedy import GreedyRun, reference_logits
-
-ATOL = 1e-4
 
 
 def make_prompts(lengths: Sequence[int], shared: int) -> list[list[int]]:
@@ -20,13 +18,16 @@ def make_prompts(lengths: Sequence[int], shared: int) -> list[list[int]]:
 
 
 def check_run(
-    model: transformers.PreTrainedModel, prompts: list[list[int]], run: GreedyRun
+    model: transformers.PreTrainedModel,
+    prompts: list[list[int]],
+    run: GreedyRun,
+    atol: float = ATOL,
 ) -> float:
     """Assert that each token is transformers' choice after the same tokens; return the error."""
     worst = 0.0
     for prompt, output, logits in zip(prompts, run.outputs, run.logits, strict=True):
         expected = reference_logits(model, prompt, output)
         assert output == expected.argmax(dim=-1).tolist()
-        torch.testing.assert_close(logits, expected, atol=ATOL, rtol=0.0)
+        torch.testing.assert_close(logits, expected, atol=atol, rtol=0.0)
         worst = max(worst, float((logits - expected).abs().max()))
     return worst
