@@ -29,7 +29,7 @@ PAIRS: list[tuple[Any, Any]] = [
 
 
 def public(thing: Any) -> set[str]:
-    return {name for name in vars(thing) if not name.startswith("_")}
+    return {name for name in dir(thing) if not name.startswith("_")}
 
 
 def test_what_is_exported_is_what_is_listed() -> None:
@@ -74,8 +74,8 @@ def test_everything_public_is_documented(name: str) -> None:
     thing = getattr(tidemill, name)
     if inspect.isclass(thing):
         assert inspect.getdoc(thing)
-        for member, value in vars(thing).items():
-            if inspect.isfunction(value) and not member.startswith("_"):
+        for member, value in inspect.getmembers(thing, inspect.isfunction):
+            if not member.startswith("_") and value.__module__.startswith("tidemill"):
                 assert inspect.getdoc(value), member
 
 

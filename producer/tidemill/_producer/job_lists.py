@@ -1,26 +1,24 @@
-"""What a producer knows of all the jobs of its tenant."""
+"""All jobs of a tenant: listed in pages, or ended together."""
 
 from collections.abc import Iterable, Iterator
 
 from tidemill._link import Links
 from tidemill._reads import JobStatus
-from tidemill.job_list import (
-    DEFAULT_PAGE,
-    MAX_PAGE,
-    JobPage,
-    WantedJobs,
-    checked_limit,
-    job_page,
-)
+from tidemill._submitter import Submitter
+from tidemill._sweep import cancel_batch, cancel_tenant
+from tidemill._terms import check_batch
+from tidemill.batch import CancelCounts
+from tidemill.job_list import DEFAULT_PAGE, MAX_PAGE, JobPage, WantedJobs, checked_limit, job_page
 from tidemill.protocol.keys import ShardKeys
 
 
 class JobLists:
-    """The lists of a ``Producer``."""
+    """The calls of a ``Producer`` about many jobs of its tenant."""
 
-    _links: Links
     _keys: ShardKeys
     _tenant: str
+    _links: Links
+    _submitter: Submitter
 
     def job_page(
         self,
@@ -54,3 +52,17 @@ class JobLists:
             page = self.job_page(state=states, batch=batch, after=after, limit=MAX_PAGE)
             yield from page.jobs
             after, has_more = page.last_id, page.has_more
+
+    def cancel_batch(self, name: str) -> CancelCounts:
+        """End all jobs of a batch now, and let no more into it; their partial output is kept.
+
+        Jobs submitted to it from now on raise ``BatchClosed``.
+        """
+        plan = cancel_batch(self._keys, self._tenant, check_batch(name))
+        self._submitter.fates.cancel_all(batch=name)
+        return self._links.home.carry_out(plan)
+
+    def cancel_tenant(self) -> CancelCounts:
+        """End all jobs now that the tenant has submitted before; their partial output is kept."""
+        self._submitter.fates.cancel_all()
+        return self._links.home.carry_out(cancel_tenant(self._keys, self._tenant))

@@ -1,26 +1,24 @@
-"""The asynchronous twin of ``tidemill._job_lists``."""
+"""The asynchronous twin of ``tidemill._producer.job_lists``."""
 
 from collections.abc import AsyncIterator, Iterable
 
 from tidemill._async_link import AsyncLinks
+from tidemill._async_submitter import AsyncSubmitter
 from tidemill._reads import JobStatus
-from tidemill.job_list import (
-    DEFAULT_PAGE,
-    MAX_PAGE,
-    JobPage,
-    WantedJobs,
-    checked_limit,
-    job_page,
-)
+from tidemill._sweep import cancel_batch, cancel_tenant
+from tidemill._terms import check_batch
+from tidemill.batch import CancelCounts
+from tidemill.job_list import DEFAULT_PAGE, MAX_PAGE, JobPage, WantedJobs, checked_limit, job_page
 from tidemill.protocol.keys import ShardKeys
 
 
 class AsyncJobLists:
-    """The lists of an ``AsyncProducer``."""
+    """The calls of an ``AsyncProducer`` about many jobs; see ``JobLists``."""
 
-    _links: AsyncLinks
     _keys: ShardKeys
     _tenant: str
+    _links: AsyncLinks
+    _submitter: AsyncSubmitter
 
     async def job_page(
         self,
@@ -55,3 +53,17 @@ class AsyncJobLists:
             for status in page.jobs:
                 yield status
             after, has_more = page.last_id, page.has_more
+
+    async def cancel_batch(self, name: str) -> CancelCounts:
+        """End all jobs of a batch now, and let no more into it; their partial output is kept.
+
+        Jobs submitted to it from now on raise ``BatchClosed``.
+        """
+        plan = cancel_batch(self._keys, self._tenant, check_batch(name))
+        self._submitter.fates.cancel_all(batch=name)
+        return await self._links.home.carry_out(plan)
+
+    async def cancel_tenant(self) -> CancelCounts:
+        """End all jobs now that the tenant has submitted before; their partial output is kept."""
+        self._submitter.fates.cancel_all()
+        return await self._links.home.carry_out(cancel_tenant(self._keys, self._tenant))
