@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from tidemill._async_link import AsyncLink
@@ -55,6 +56,14 @@ class BatchTools:
     settings: RunnerSettings
 
 
+class Outcome(Enum):
+    """What a run came to: the end, a part of the way, or that another process works on it."""
+
+    ENDED = auto()
+    GAVE_BACK = auto()
+    ELSEWHERE = auto()
+
+
 class BatchRun:
     """Brings one batch a state further until it has ended; whoever does it again does no harm."""
 
@@ -65,6 +74,7 @@ class BatchRun:
         self._counted = LineCounts()
         self._parts: dict[int, Part] = {}
         self._state = ""
+        self._is_leaving = self._has_left = False
         self._lease = BatchLease(
             tools.link,
             tools.keys,
@@ -74,12 +84,24 @@ class BatchRun:
             counts=self._count,
         )
 
-    async def run(self) -> None:
-        """Work until the batch has ended or another process works on it.
+    async def run(self) -> Outcome:
+        """Work until the batch has ended or has given its place back.
 
         Raises ``StaleFence`` if it was taken away, ``BrokerUnavailable`` and ``BlobError``.
         """
-        await self._leased(self._work)
+        if not await self._leased(self._work):
+            return Outcome.ELSEWHERE
+        if not self._has_left:
+            return Outcome.ENDED
+        await self.release()
+        return Outcome.GAVE_BACK
+
+    def give_back(self) -> None:
+        """Let ``run`` begin no other part, finish those it has begun and return.
+
+        Whoever runs the batch next goes on behind them.  A batch that is to end goes on to its end.
+        """
+        self._is_leaving = True
 
     async def give_up(self, reason: str) -> None:
         """End a batch on which ``run`` fails whatever is done; lines that have ended are kept.
@@ -99,9 +121,9 @@ class BatchRun:
         """The state that the batch was in at last, and how many lines were in the store."""
         return self._state, self._counted.num_answered + self._counted.num_failed
 
-    async def _leased(self, do: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _leased(self, do: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         if not await self._lease.take():
-            return
+            return False
         work = asyncio.create_task(do())
         hold = asyncio.create_task(self._lease.hold())
         try:
@@ -111,6 +133,7 @@ class BatchRun:
         for task in (hold, work):
             if not task.cancelled():
                 task.result()
+        return True
 
     async def release(self) -> None:
         """Let another process go on at once."""
@@ -122,7 +145,11 @@ class BatchRun:
                 case BatchState.VALIDATING:
                     await self._validate(batch)
                 case BatchState.IN_PROGRESS | BatchState.CANCELLING:
-                    await self._feed(batch)
+                    if not await self._feed(batch):
+                        _log.info("%s has given its place back", self._name.batch_id)
+                        self._has_left = True
+                        return
+                    await self._conclude(batch)
                 case _:
                     await self._finalize(batch, BatchState(batch.ending or BatchState.COMPLETED))
 
@@ -148,8 +175,8 @@ class BatchRun:
         with self._tools.blobs.reader(self._input(batch)) as file:
             return survey(file, batch.endpoint)
 
-    async def _feed(self, batch: Batch) -> None:
-        """Work off the parts that are not in the store, then go to the next state."""
+    async def _feed(self, batch: Batch) -> bool:
+        """Work off the parts that are not in the store; false if some are left for later."""
         settings = self._tools.settings
         await self._lease.look()
         jobs = LineJobs(
@@ -173,10 +200,10 @@ class BatchRun:
             await run_together(feeders)
         finally:
             await end_tasks([closer])
-        await self._conclude(batch)
+        return not todo
 
     async def _feed_parts(self, batch: Batch, jobs: LineJobs, todo: list[int]) -> None:
-        while todo:
+        while todo and (self._lease.ending or not self._is_leaving):
             number = todo.pop(0)
             await self._feed_part(batch, jobs, number)
 

@@ -18,8 +18,9 @@ from tidemill.protocol.ids import new_ulid
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.blobs.store import BlobStore
 from tidemill.service.redis import translate
-from tidemill_scheduler.batches.batch_run import BatchRun, BatchTools, may_pass
+from tidemill_scheduler.batches.batch_run import BatchRun, BatchTools, Outcome, may_pass
 from tidemill_scheduler.batches.lease import BatchName
+from tidemill_scheduler.batches.places import Places
 from tidemill_scheduler.batches.setbacks import Setbacks
 from tidemill_scheduler.batches.settings import RunnerSettings
 from tidemill_scheduler.tasks import end_tasks
@@ -58,6 +59,7 @@ class BatchRunner:
         self._tasks: dict[BatchName, asyncio.Task[None]] = {}
         self._runs: dict[BatchName, BatchRun] = {}
         self._setbacks = Setbacks(settings.max_faults)
+        self._places = Places(settings.max_batches, settings.turn_seconds)
 
     async def run(self) -> None:
         """Work until there has been nothing to do for ``idle_seconds``."""
@@ -87,16 +89,29 @@ class BatchRunner:
 
     async def _begin_some(self, ends: Mapping[BatchName, float]) -> None:
         """Begin what there is room for, given when batches end, in ms of the server's clock."""
-        self._setbacks.keep_only({*ends, *self._tasks})
+        known = {*ends, *self._tasks}
+        self._setbacks.keep_only(known)
+        self._places.keep_only(known)
         waiting = self._waiting(list(ends))
-        num_free = max(0, self._settings.max_batches - len(self._tasks))
-        for name in waiting[:num_free]:
-            self._begin(name)
+        self._move(waiting)
         # What is to end has little to do, and does not wait until others are done.
-        late = waiting[num_free:][:_MAX_LATE]
+        late = [name for name in waiting if name not in self._tasks][:_MAX_LATE]
         for name in await self._ending(late, ends) if late else ():
-            if len(self._tasks) < 2 * self._settings.max_batches:
+            if len(self._tasks) - self._places.num_busy < self._settings.max_batches:
                 self._begin(name)
+
+    def _move(self, waiting: Sequence[BatchName]) -> None:
+        """Let batches begin and give their places back."""
+        now = time.monotonic()
+        moves = self._places.moves(waiting, now)
+        for name in moves.give_back:
+            self._places.give_back(name)
+            # It may have ended since the places were looked at last.
+            if (run := self._runs.get(name)) is not None:
+                run.give_back()
+        for name in moves.begin:
+            self._places.take(name, now)
+            self._begin(name)
 
     async def _ending(
         self, names: Sequence[BatchName], ends: Mapping[BatchName, float]
@@ -121,7 +136,11 @@ class BatchRunner:
     def _begin(self, name: BatchName) -> None:
         task = asyncio.create_task(self._try(name), name=name.batch_id)
         self._tasks[name] = task
-        task.add_done_callback(lambda _: self._tasks.pop(name, None))
+        task.add_done_callback(lambda _: self._end(name))
+
+    def _end(self, name: BatchName) -> None:
+        self._tasks.pop(name, None)
+        self._places.leave(name)
 
     async def _try(self, name: BatchName) -> None:
         """Work on a batch; after an error it gives up its place, and gets one again later."""
@@ -132,8 +151,11 @@ class BatchRunner:
             self._setbacks.delay(name, time.monotonic())
             return
         try:
-            await run.run()
-            self._setbacks.forget(name)
+            outcome = await run.run()
+            if outcome is Outcome.ELSEWHERE:
+                self._places.doubt(name, time.monotonic() + self._settings.lease_seconds)
+            if outcome is not Outcome.GAVE_BACK:
+                self._setbacks.forget(name)
         except Exception as error:
             await self._note(run, name, error)
         finally:

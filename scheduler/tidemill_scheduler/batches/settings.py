@@ -15,7 +15,8 @@ class RunnerSettings:
 
     A batch whose runner is silent for ``lease_seconds`` is taken over.  ``max_in_flight`` lines of
     a batch are queued or running at once, and ``max_parts`` of its parts are begun and not written;
-    ``max_batches`` are worked on at once.  A line may wait ``model_seconds`` for its model.
+    ``max_batches`` are worked on at once.  The only one of its tenant keeps its place for
+    ``turn_seconds`` at least while others wait.  A line may wait ``model_seconds`` for its model.
     A batch on which ``max_faults`` attempts failed in one place is ended.
     ``allow_private_webhooks`` lets callbacks of lines be anywhere.
     """
@@ -25,6 +26,7 @@ class RunnerSettings:
     max_in_flight: int = 512
     max_parts: int = 8
     max_batches: int = 4
+    turn_seconds: float = 30.0
     model_seconds: float = 30.0
     max_faults: int = 8
     #: Without a batch for so long the process leaves.
