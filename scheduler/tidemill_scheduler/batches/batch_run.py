@@ -4,56 +4,27 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from tidemill._async_link import AsyncLink
-from tidemill.async_client import AsyncProducer
 from tidemill.batches.lines import RequestLine
 from tidemill.batches.paging import hashes
-from tidemill.batches.translation import Translator
 from tidemill.batches.validation import Survey, read_part, survey
 from tidemill.protocol import calls
 from tidemill.protocol.batches import Batch, BatchState, LineError, told_errors
-from tidemill.protocol.errors import (
-    BlobError,
-    BlobNotFound,
-    BrokerError,
-    BrokerUnavailable,
-    StaleFence,
-)
+from tidemill.protocol.errors import BlobNotFound, BrokerUnavailable, StaleFence
 from tidemill.protocol.files import file_blob
 from tidemill.protocol.ids import new_file_id
-from tidemill.protocol.keys import ShardKeys
-from tidemill.service.blobs.store import BlobStore
 from tidemill.service.runtime import crash_point
 from tidemill_scheduler.batches.batch_files import NO_FILES, BatchFiles
 from tidemill_scheduler.batches.lease import BatchLease, BatchName, LineCounts
 from tidemill_scheduler.batches.line_jobs import LineJobs, forgone
 from tidemill_scheduler.batches.parts import OutputBlobs, Part
-from tidemill_scheduler.batches.settings import RunnerSettings
+from tidemill_scheduler.batches.setbacks import may_pass
+from tidemill_scheduler.batches.tools import BatchTools
 from tidemill_scheduler.tasks import end_tasks, run_together
 
 _log = logging.getLogger(__name__)
-
-
-def may_pass(error: Exception) -> bool:
-    """Whether what failed is not the batch: the broker, the store, or that another works on it."""
-    is_away = isinstance(error, BrokerError | BlobError | StaleFence)
-    return is_away and not isinstance(error, BlobNotFound)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchTools:
-    """What the runs of one tenant's batches share."""
-
-    link: AsyncLink
-    keys: ShardKeys
-    blobs: BlobStore
-    producer: AsyncProducer
-    translator: Translator
-    settings: RunnerSettings
 
 
 class Outcome(Enum):

@@ -18,11 +18,12 @@ from tidemill.protocol.ids import new_ulid
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.blobs.store import BlobStore
 from tidemill.service.redis import translate
-from tidemill_scheduler.batches.batch_run import BatchRun, BatchTools, Outcome, may_pass
+from tidemill_scheduler.batches.batch_run import BatchRun, Outcome
 from tidemill_scheduler.batches.lease import BatchName
 from tidemill_scheduler.batches.places import Places
-from tidemill_scheduler.batches.setbacks import Setbacks
+from tidemill_scheduler.batches.setbacks import Setbacks, may_pass
 from tidemill_scheduler.batches.settings import RunnerSettings
+from tidemill_scheduler.batches.tools import BatchTools
 from tidemill_scheduler.tasks import end_tasks
 
 _log = logging.getLogger(__name__)

@@ -2,10 +2,17 @@
 
 from dataclasses import dataclass, field
 
+from tidemill.protocol.errors import BlobError, BlobNotFound, BrokerError, StaleFence
 from tidemill_scheduler.batches.lease import BatchName
 
 _FIRST_PAUSE_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 30.0
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether what failed is not the batch: the broker, the store, or that another works on it."""
+    is_away = isinstance(error, BrokerError | BlobError | StaleFence)
+    return is_away and not isinstance(error, BlobNotFound)
 
 
 @dataclass(slots=True)
