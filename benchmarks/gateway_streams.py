@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+import uvloop
 from gateway_mill import MODEL, PROMPT
 from queue_meter import start_server
 
@@ -70,12 +71,11 @@ class Lags:
         self.first: list[float] = []
         self.all: list[float] = []
 
-    def note(self, written: Sequence[str], begun: float | None) -> None:
-        """Note tokens that arrived now, given when they were written.
+    def note(self, written: Sequence[str], begun: float | None, now: float) -> None:
+        """Note tokens that arrived at ``now``, given when they were written.
 
         ``begun`` is when the request began, if they are its first.
         """
-        now = time.monotonic()
         if begun is not None and written:
             self.first.append(1000 * (now - begun))
         self.all += [1000 * (now - float(text)) for text in written]
@@ -106,6 +106,45 @@ async def one_by_one(follow: Callable[[], Awaitable[None]], num: int, spread: fl
     await asyncio.gather(*(begin(spread * place / num) for place in range(num)))
 
 
+class Reader(asyncio.Protocol):
+    """Sends a request and notes what comes and when; to read it can wait until the end.
+
+    All readers share a process: what they do while tokens come would be taken for the gateway's.
+    """
+
+    def __init__(self, request: bytes) -> None:
+        self.ended = asyncio.Event()
+        self._request = request
+        self._begun = time.monotonic()
+        self._arrived: list[tuple[float, bytes]] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Send the request."""
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Note it."""
+        self._arrived.append((time.monotonic(), data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let the others know."""
+        self.ended.set()
+
+    def tell(self, lags: Lags) -> None:
+        """Note how long all tokens took."""
+        pending = b""
+        begun: float | None = self._begun
+        for when, data in self._arrived:
+            *whole, pending = (pending + data).split(b"\n\n")
+            texts = [
+                text
+                for event in whole
+                for text in event.partition(_BEFORE)[2].partition(b'"')[0].decode().split()
+            ]
+            lags.note(texts, begun, when)
+            begun = None if texts else begun
+
+
 async def read_http(port: int, lags: Lags, num: int, spread: float = 0.0) -> None:
     """Follow so many chats over raw connections: a client's library would cost more than we."""
     body = json.dumps(
@@ -117,20 +156,10 @@ async def read_http(port: int, lags: Lags, num: int, spread: float = 0.0) -> Non
     )
 
     async def follow() -> None:
-        begun: float | None = time.monotonic()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-        writer.write(head + body)
-        pending = b""
-        while data := await reader.read(1 << 16):
-            *whole, pending = (pending + data).split(b"\n\n")
-            texts = [
-                text
-                for event in whole
-                for text in event.partition(_BEFORE)[2].partition(b'"')[0].decode().split()
-            ]
-            lags.note(texts, begun)
-            begun = None if texts else begun
-        writer.close()
+        reader = Reader(head + body)
+        await asyncio.get_running_loop().create_connection(lambda: reader, "127.0.0.1", port)
+        await reader.ended.wait()
+        reader.tell(lags)
 
     await one_by_one(follow, num, spread)
 
@@ -144,7 +173,7 @@ async def read_sdk(url: str, lags: Lags, num: int, spread: float) -> None:
             job = await producer.submit([1, 2, 3], model=MODEL)
             async for chunk in job.stream():
                 texts = chunk.text.split()
-                lags.note(texts, begun)
+                lags.note(texts, begun, time.monotonic())
                 begun = None if texts else begun
 
         await one_by_one(follow, num, spread)
@@ -188,7 +217,7 @@ def measure_gateway(url: str, options: argparse.Namespace, num: int) -> Figures:
             asyncio.run(read_http(port, Lags(), 1))
         with mill(url, options, num):
             cpu, started = _cpu(process), time.perf_counter()
-            asyncio.run(read_http(port, lags, num, options.spread))
+            uvloop.run(read_http(port, lags, num, options.spread))
             seconds, cpu = time.perf_counter() - started, _cpu(process) - cpu
         memory = process.memory_info().rss / 2**20
     return lags.figures("gateway", num, seconds, cpu, memory)
@@ -199,7 +228,7 @@ def measure_sdk(url: str, options: argparse.Namespace, num: int) -> Figures:
     lags = Lags()
     with mill(url, options, num):
         cpu, started = time.process_time(), time.perf_counter()
-        asyncio.run(read_sdk(url, lags, num, options.spread))
+        uvloop.run(read_sdk(url, lags, num, options.spread))
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     return lags.figures("sdk", num, seconds, cpu, psutil.Process().memory_info().rss / 2**20)
 

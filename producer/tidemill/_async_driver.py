@@ -1,8 +1,8 @@
 """Feeds a follower from the log and the channel of its job, on an event loop."""
 
 from tidemill._async_link import AsyncLink
-from tidemill._async_listener import Subscription
 from tidemill._async_rescue import AsyncRescue
+from tidemill._async_subscription import Subscription
 from tidemill._await_result import ResultFollower
 from tidemill._follow import TokenFollower
 from tidemill._listener import pass_on, wait_seconds

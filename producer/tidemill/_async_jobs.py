@@ -35,7 +35,15 @@ class AsyncJobs:
         check_job_id(job_id)
         check_timeout(timeout)
         link, rescue = self._links.of(job_id), self._rescue(receipt)
-        return AsyncTokenStream(link, job_id, after=after, timeout=timeout, rescue=rescue)
+        return AsyncTokenStream(
+            link,
+            job_id,
+            after=after,
+            timeout=timeout,
+            rescue=rescue,
+            # One that was found by its key may have ended.
+            is_fresh=receipt is not None and receipt.created and not after,
+        )
 
     async def result(
         self, job_id: str, timeout: float | None, receipt: Receipt | None = None

@@ -1,8 +1,9 @@
 """Pub/sub for many readers on one connection, which a task of its own keeps alive."""
 
 import asyncio
+import math
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -10,46 +11,17 @@ from typing import Any
 import redis.asyncio
 from redis.asyncio.connection import AbstractConnection
 
+from tidemill._async_subscription import Subscription, Turns
 from tidemill._cancellation import heeding_cancellation
 from tidemill._listener import BROKEN, LOST, Notice
-
-#: A reader that lags behind by so many messages is better off with the log.
-_MAX_PENDING = 512
 
 _REOPEN_WAIT_SECONDS = 0.1
 
 #: After so long without a message the server is asked for one; as long again, and it is gone.
 _QUIET_SECONDS = 10.0
 
-
-class Subscription:
-    """One reader's messages of one channel."""
-
-    def __init__(self, channel: str) -> None:
-        self.channel = channel
-        self._pending: deque[Notice] = deque()
-        self._arrival = asyncio.Event()
-
-    async def get(self, timeout: float) -> Notice | None:
-        """Return the next notice, or None if there is none for ``timeout`` seconds."""
-        if not self._pending:
-            self._arrival.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await self._arrival.wait()
-        return self._pending.popleft() if self._pending else None
-
-    def get_nowait(self) -> Notice | None:
-        """Return the next notice if it is here."""
-        return self._pending.popleft() if self._pending else None
-
-    def put(self, notice: Notice) -> None:
-        """Hand over a notice; too many in a row are told as one loss."""
-        if len(self._pending) >= _MAX_PENDING:
-            self._pending.clear()
-            notice = LOST
-        self._pending.append(notice)
-        self._arrival.set()
+#: Messages that are taken in one turn of the event loop; each takes some microseconds.
+_PER_TURN = 32
 
 
 class AsyncListener:
@@ -62,6 +34,7 @@ class AsyncListener:
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._pool = client.connection_pool
         self._readers: dict[str, weakref.WeakSet[Subscription]] = {}
+        self._turns = Turns()
         self._subscribed: set[str] = set()
         #: Unsubscriptions that the server has not confirmed.
         self._leaving: Counter[str] = Counter()
@@ -75,7 +48,7 @@ class AsyncListener:
 
         Its first notice is the confirmation.
         """
-        reader = Subscription(channel)
+        reader = Subscription(channel, self._turns)
         self._readers.setdefault(channel, weakref.WeakSet()).add(reader)
         loop = asyncio.get_running_loop()
         weakref.finalize(reader, self._note_drop, loop, channel).atexit = False
@@ -88,6 +61,7 @@ class AsyncListener:
 
     def discard(self, reader: Subscription) -> None:
         """Stop passing messages to a reader."""
+        reader.end()
         self._readers.get(reader.channel, weakref.WeakSet()).discard(reader)
         self._note_change(reader.channel)
 
@@ -171,22 +145,25 @@ class AsyncListener:
                 await connection.send_command("SUNSUBSCRIBE", *old, check_health=False)
 
     async def _pass_on(self, connection: AbstractConnection) -> bool:
-        """Pass notices on until a reader comes or goes or none came for a while.
+        """Pass notices on until a reader comes or goes, or for a while.
 
         Returns whether anything happened at all.
         """
-        has_heard = False
+        num_heard = 0
         try:
-            async with asyncio.timeout(None) as self._reading:
-                # Reading can be cut short anywhere: what has arrived stays in the buffers.
-                while response := await connection.read_response(
-                    timeout=_QUIET_SECONDS, disconnect_on_error=False
-                ):
+            # One timeout for many messages: it costs more than to read one.
+            async with asyncio.timeout(_QUIET_SECONDS) as self._reading:
+                while True:
+                    # Reading can be cut short anywhere: what has arrived stays in the buffers.
+                    response = await connection.read_response(
+                        timeout=math.inf, disconnect_on_error=False
+                    )
                     self._take(response)
-                    has_heard = True
-                return has_heard
+                    num_heard += 1
+                    if num_heard % _PER_TURN == 0:
+                        await asyncio.sleep(0)
         except TimeoutError:
-            return True
+            return bool(num_heard or self._changed)
         finally:
             self._reading = None
 

@@ -69,16 +69,19 @@ def parse_position(after: str | int) -> Position:
 
 
 class TokenFollower:
-    """Where one reader is in one job's output; ``ready`` holds the chunks it has not taken yet."""
+    """Where one reader is in one job's output; ``ready`` holds the chunks it has not taken yet.
 
-    def __init__(self, job_id: str, after: str | int = 0) -> None:
+    ``is_fresh`` says that the job was just submitted, so that a first look would be in vain.
+    """
+
+    def __init__(self, job_id: str, after: str | int = 0, *, is_fresh: bool = False) -> None:
         start = parse_position(after)
         self.job_id = job_id
         self.keys: ShardKeys = keys_of(job_id)
         self.position = start.num_tokens
         self.ready: deque[Chunk] = deque()
         self.end: JobEnd | None = None
-        self.must_read = True
+        self.must_read = not is_fresh
         self._wants_tail = not start.is_end
         self._cursor = "" if start.is_end else start.cursor
         self._log_expired = False

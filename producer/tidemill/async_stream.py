@@ -28,8 +28,9 @@ class AsyncTokenStream(AsyncIterator[Chunk]):
         after: str | int = 0,
         timeout: float | None = None,
         rescue: AsyncRescue | None = None,
+        is_fresh: bool = False,
     ) -> None:
-        self._follower = TokenFollower(job_id, after)
+        self._follower = TokenFollower(job_id, after, is_fresh=is_fresh)
         self._driver = AsyncDriver(link, self._follower, rescue)
         self._rescue = rescue
         self._timeout = timeout

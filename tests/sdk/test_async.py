@@ -10,7 +10,8 @@ from support.fake_mill import KEYS, Attempt, FakeMill, text_of
 from support.wait import wait_until_async
 from tidemill import AsyncProducer, Chunk, JobNotFound, JobSpec, QueueFull, _async_listener
 from tidemill._async_link import MAX_CALLS
-from tidemill._async_listener import AsyncListener, Subscription
+from tidemill._async_listener import AsyncListener
+from tidemill._async_subscription import Subscription
 from tidemill._listener import LOST, Notice
 from tidemill.protocol.ids import new_job_id
 from tidemill.service.redis import connect_async

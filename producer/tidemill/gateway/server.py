@@ -12,6 +12,7 @@ import uvloop
 
 from tidemill.gateway.app import create_app
 from tidemill.gateway.config import GatewaySettings
+from tidemill.gateway.garbage import collect_seldom
 from tidemill.gateway.http_protocol import bounded
 from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import ConfigError, PortInUse
@@ -80,6 +81,7 @@ def _unusable(host: str, port: int, error: OSError) -> PortInUse:
 async def _serve(settings: GatewaySettings, listener: socket.socket, drain: Drain) -> None:
     state = GatewayState(settings)
     server = _Server(_config(settings, state))
+    collect_seldom()
     watches = [
         asyncio.create_task(_drain(server, state, drain.draining)),
         asyncio.create_task(_stop(server, drain.stopping)),
