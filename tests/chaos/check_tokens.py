@@ -64,6 +64,8 @@ def check_subscribers(run: Run) -> Iterator[Violation]:
 def _sight_faults(
     run: Run, number: int, sight: Sight, log: list[Entry], job_id: str
 ) -> Iterator[str]:
+    if sight.num_rereads and not run.losses:
+        yield "had to begin anew, though the broker lost nothing"
     position, ids, text = 0, [], ""
     for chunk in sight.chunks:
         if chunk["start"] != position:

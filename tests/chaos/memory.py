@@ -39,6 +39,8 @@ class Memory:
                 self.accepted[number] = event["job"]
             case "chunk":
                 self.cursors[number] = (event["end"], event["id"])
+            case "reread":
+                self.cursors.pop(number, None)
             case "followed":
                 self.followed.add(number)
             case "cancelled":

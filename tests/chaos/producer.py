@@ -23,6 +23,7 @@ from tidemill.protocol.errors import (
     BrokerError,
     BrokerUnavailable,
     IdempotencyConflict,
+    InvalidRequest,
     JobCancelled,
     JobError,
     JobFailed,
@@ -180,6 +181,10 @@ class Workload:
                     return self._record_end(job, "done")
             except BrokerUnavailable:
                 continue
+            except InvalidRequest:
+                # The place is inside a chunk now: only a server that lost a tail cuts anew.
+                self._recorder.record("reread", n=job.number)
+                position, cursor = 0, ""
             except JobError as error:
                 return self._record_end(job, _state_of(error), str(error))
 

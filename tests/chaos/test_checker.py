@@ -165,6 +165,9 @@ TOKEN_FAULTS: dict[str, Spoil] = {
     "the result has another text": lambda f: change_result(f, text="?"),
     "a subscriber missed a chunk": lambda f: f.events.remove(f.event("chunk")),
     "a subscriber got a chunk twice": lambda f: f.events.insert(8, f.event("chunk")),
+    "a subscriber had to begin anew": lambda f: f.events.insert(
+        0, {"e": "reread", "t": 0.0, "n": f.event("chunk")["n"]}
+    ),
     "a subscriber got another token": lambda f: f.event("chunk").update(ids=[1, 2]),
     "a subscriber got another text": lambda f: f.event("chunk").update(text="?"),
     "a subscriber saw no end": lambda f: f.events.remove(f.event("followed")),

@@ -46,6 +46,13 @@ class Sight:
     chunks: list[Event] = field(default_factory=list)
     ends: list[Event] = field(default_factory=list)
     result: Event | None = None
+    #: How often it had to begin anew, because the log was cut at other places.
+    num_rereads: int = 0
+
+    def begin_anew(self) -> None:
+        """Forget the chunks seen so far."""
+        self.chunks.clear()
+        self.num_rereads += 1
 
 
 @dataclass
@@ -82,6 +89,8 @@ class Run:
                 self.losses.append((event["since"], event["until"]))
             case "chunk":
                 self.sights[event["n"]].chunks.append(event)
+            case "reread":
+                self.sights[event["n"]].begin_anew()
             case "followed":
                 self.sights[event["n"]].ends.append(event)
             case "result":
