@@ -272,6 +272,17 @@ def test_a_job_may_be_lost_only_if_it_was_accepted_when_the_broker_was_made_to_l
     assert broken(lose(accepted_at + 0.5, accepted_at + 1.0)) == {"I1"}
 
 
+def test_a_reply_read_late_may_be_of_a_job_accepted_before_the_loss() -> None:
+    submitted_at, lost_until, known_at = 0.3, 0.6, 1.0
+
+    def spoil(forgery: Forgery) -> None:
+        forgery.events.insert(0, {"e": "submit", "t": submitted_at, "ns": [1]})
+        lose(submitted_at, lost_until)(forgery)
+
+    assert lost_until < known_at
+    assert not broken(spoil)
+
+
 @pytest.mark.parametrize("batch", ["", "b1"])
 def test_a_sweep_may_cancel_what_it_covers_and_nothing_else(batch: str) -> None:
     def spoil(forgery: Forgery) -> None:

@@ -70,21 +70,27 @@ class Run:
     workers: dict[str, str] = field(init=False)
     #: Times (from, to) whose acknowledged writes the broker was made to lose.
     losses: list[tuple[float, float]] = field(init=False)
-    accepted_at: dict[str, float] = field(init=False)
+    #: Job id -> when it was submitted, and when its producer knew that it was accepted.
+    accepted_within: dict[str, tuple[float, float]] = field(init=False)
+    _submitted_at: dict[int, float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.by_number = {job.number: job for job in self.plan.jobs}
         self.accepted, self.sights = defaultdict(set), defaultdict(Sight)
         self.cancels, self.workers = defaultdict(list), {}
-        self.losses, self.accepted_at = [], {}
+        self.losses, self.accepted_within, self._submitted_at = [], {}, {}
         for event in self.events:
             self._take(event)
 
     def _take(self, event: Event) -> None:
         match event["e"]:
+            case "submit":
+                self._submitted_at.update(dict.fromkeys(event["ns"], event["t"]))
             case "accepted":
-                self.accepted[event["n"]].add(event["job"])
-                self.accepted_at.setdefault(event["job"], event["t"])
+                number, job_id, known_at = event["n"], event["job"], event["t"]
+                self.accepted[number].add(job_id)
+                begun_at = self._submitted_at.get(number, known_at)
+                self.accepted_within.setdefault(job_id, (begun_at, known_at))
             case "loss":
                 self.losses.append((event["since"], event["until"]))
             case "chunk":
@@ -110,9 +116,10 @@ class Run:
         return [found for found in self.events if found["e"] == event]
 
     def may_be_lost(self, job_id: str) -> bool:
-        """Whether a job was accepted when the broker was made to lose what it had accepted."""
-        at = self.accepted_at[job_id]
-        return any(since <= at <= until for since, until in self.losses)
+        """Whether the broker may have accepted a job when it was made to lose what it had."""
+        begun_at, known_at = self.accepted_within[job_id]
+        # A busy producer may read the reply long after the broker that sent it was killed.
+        return any(since <= known_at and begun_at <= until for since, until in self.losses)
 
     def number_of(self) -> dict[str, int]:
         """Job id -> number of the accepted jobs."""
