@@ -4,6 +4,7 @@ The text of each token is when it was written, so that a reader knows how long i
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -54,6 +55,28 @@ class Grist:
         return TokenChunk(start=self.position, end=self.position + 1, ids=(1,), text=text)
 
 
+class Batch:
+    """Jobs whose tokens fall due together, as those of one worker's batch do."""
+
+    def __init__(self, due: float, pause_seconds: float) -> None:
+        self.jobs: list[Grist] = []
+        self._due = due
+        self._pause_seconds = pause_seconds
+
+    def take_due(self) -> list[Grist]:
+        """Return the jobs if their tokens are due now, for once."""
+        if time.monotonic() < self._due:
+            return []
+        self._due += self._pause_seconds
+        return self.jobs
+
+
+def batches(num: int, size: int, pause_seconds: float) -> list[Batch]:
+    """Return empty batches for so many jobs, which fall due one after the other within a pause."""
+    now, count = time.monotonic(), max(1, math.ceil(num / size))
+    return [Batch(now + pause_seconds * (1 + n / count), pause_seconds) for n in range(count)]
+
+
 class Mill:
     """Leads the shard and is its only worker."""
 
@@ -64,18 +87,22 @@ class Mill:
         self._register(_tokenizer())
         self._epoch = run(client, calls.lead(KEYS, scheduler_id="sch_mill", lease_ms=LEASE_MS))
 
-    def serve(self, num_jobs: int, num_tokens: int, pause_seconds: float) -> None:
-        """Take so many jobs as they come; a token at once, then one after each pause."""
-        running: list[Grist] = []
-        num_taken, due = 0, time.monotonic() + pause_seconds
-        while num_taken < num_jobs or running:
+    def serve(self, num_jobs: int, num_tokens: int, pause_seconds: float, size: int) -> None:
+        """Take so many jobs as they come; a token at once, then one after each pause.
+
+        Each joins the emptiest batch; a batch has ``size`` jobs at most.
+        """
+        groups, num_taken = batches(num_jobs, size, pause_seconds), 0
+        while num_taken < num_jobs or any(group.jobs for group in groups):
             taken = self._take_all()
             self._write(taken)
             num_taken += len(taken)
-            if time.monotonic() >= due:
-                due += pause_seconds
-                self._write(running)
-            running = [job for job in (*running, *taken) if not self._is_over(job, num_tokens)]
+            for group in groups:
+                self._write(group.take_due())
+            for job in taken:
+                min(groups, key=lambda group: len(group.jobs)).jobs.append(job)
+            for group in groups:
+                group.jobs = [job for job in group.jobs if not self._is_over(job, num_tokens)]
             time.sleep(0.001)
 
     def _take_all(self) -> list[Grist]:
@@ -171,13 +198,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--pause-seconds", type=float, required=True)
+    parser.add_argument("--batch", type=int, default=1 << 20, help="jobs that fall due together")
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args(arguments)
     with connect(options.url) as client:
         mill = Mill(client)
         print("ready", flush=True)
         for _ in range(options.rounds):
-            mill.serve(options.jobs, options.tokens, options.pause_seconds)
+            mill.serve(options.jobs, options.tokens, options.pause_seconds, options.batch)
     return 0
 
 

@@ -4,7 +4,9 @@
 
 Tokens come from a worker without an engine, ``--rate`` a second for each stream, and their texts
 are when they were written.  Streams begin one after the other within ``--spread`` seconds, since
-among those that begin at once the median waits for half of the others.
+among those that begin at once the median waits for half of the others.  The tokens of all streams
+fall due at one instant, which is the worst there is, or with ``--batch N`` those of N at most, as
+the sequences of a worker's batch do.
 
   tokens/CPU-s, CPU  of the process that hands tokens on: the gateway, or the SDK's
   TTFT               ms from a request's begin to its first token, through the whole queue; what
@@ -184,6 +186,7 @@ def mill(url: str, options: argparse.Namespace, num: int) -> Iterator[None]:
     """Run the worker for one round."""
     command = [sys.executable, str(MILL), url, "--jobs", str(num), "--tokens"]
     command += [str(options.tokens), "--pause-seconds", str(1 / options.rate)]
+    command += ["--batch", str(options.batch)] if options.batch else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -213,7 +216,7 @@ def measure_gateway(url: str, options: argparse.Namespace, num: int) -> Figures:
     lags = Lags()
     with gateway(url) as (process, port):
         # The first request of a process loads the tokenizer.
-        with mill(url, argparse.Namespace(tokens=1, rate=options.rate), 1):
+        with mill(url, argparse.Namespace(tokens=1, rate=options.rate, batch=0), 1):
             asyncio.run(read_http(port, Lags(), 1))
         with mill(url, options, num):
             cpu, started = _cpu(process), time.perf_counter()
@@ -295,6 +298,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--rate", type=float, default=10.0)
     parser.add_argument("--spread", type=float, default=5.0, help="seconds (%(default)s)")
+    parser.add_argument("--batch", type=int, default=0, help="sequences that fall due together")
     parser.add_argument("--idle", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures there too")
     options = parser.parse_args()

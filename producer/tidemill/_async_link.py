@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from tidemill._async_listener import AsyncListener
+from tidemill._async_reads import SharedReads
 from tidemill._cancellation import heeding_cancellation
 from tidemill._endpoint import Endpoint
 from tidemill._patience import (
@@ -44,6 +45,7 @@ class AsyncLink:
             url, shard=shard, timeout_seconds=timeout * TRY_SHARE, retries=0
         )
         self.listener = AsyncListener(self.client)
+        self._reads = SharedReads(self.client)
         self._slots = asyncio.Semaphore(MAX_CALLS)
 
     async def call(self, call: Call[R]) -> R:
@@ -56,7 +58,7 @@ class AsyncLink:
 
     async def read(self, read: Read[R]) -> R:
         """Read once."""
-        return read.parse(await self.retry(lambda: self._send(read)))
+        return read.parse(await self.retry(lambda: self._reads.send(read)))
 
     async def carry_out(self, plan: Plan[R]) -> R:
         """Do what ``plan`` asks for, step by step; returns what it came to."""
@@ -75,13 +77,8 @@ class AsyncLink:
     async def close(self) -> None:
         """Close every connection."""
         await self.listener.close()
+        await self._reads.close()
         await self.client.aclose()
-
-    async def _send(self, read: Read[Any]) -> list[Any]:
-        async with self.client.pipeline(transaction=False) as pipeline:
-            for command in read.commands:
-                pipeline.execute_command(*command)
-            return list(await pipeline.execute())
 
     async def retry(self, action: Callable[[], Awaitable[R]]) -> R:
         """Do ``action``, which may be repeated, until the broker answers."""

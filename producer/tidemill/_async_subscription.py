@@ -1,6 +1,7 @@
 """One reader's messages of one channel, and whose turn it is to take them."""
 
 import asyncio
+import math
 import weakref
 from collections import deque
 
@@ -11,6 +12,11 @@ _MAX_PENDING = 512
 
 #: Readers of each kind that are woken in one turn of the event loop.
 PER_TURN = 2
+
+#: Long waits end together at multiples of this, so that those whose readers then look at their logs
+#: share a round trip.
+_LONG_SECONDS = 1.0
+_GRID_SECONDS = 0.05
 
 #: Timers of an event loop may be early by so much.
 _TIMER_SECONDS = 0.001
@@ -69,7 +75,7 @@ class Subscription:
     async def _wait(self, timeout: float) -> None:
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
-        self._expiry = loop.time() + timeout
+        self._expiry = _expiry(loop.time(), timeout)
         if self._timer is None or self._expiry < self._timer_due:
             self._set_timer(loop)
         try:
@@ -96,6 +102,11 @@ class Subscription:
     def _end_wait(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _expiry(now: float, timeout: float) -> float:
+    end = now + timeout
+    return end if timeout < _LONG_SECONDS else math.ceil(end / _GRID_SECONDS) * _GRID_SECONDS
 
 
 def _note_time(reader: "weakref.ref[Subscription]") -> None:

@@ -1,7 +1,7 @@
 """Noticing that a client has gone while its answer is being made."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from starlette.types import Receive
@@ -12,19 +12,14 @@ class ClientGone(Exception):
 
 
 @asynccontextmanager
-async def while_connected(
-    receive: Receive,
-    *,
-    tick_seconds: float | None = None,
-    tick: Callable[[], Awaitable[None]] | None = None,
-) -> AsyncIterator[None]:
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
     """Run what is inside until the client goes; then it is cut short, and ``ClientGone`` raised.
 
-    The request's body must have been read.  ``tick`` is called every ``tick_seconds`` meanwhile.
+    The request's body must have been read.
     """
     try:
         async with asyncio.timeout(None) as life:
-            watch = asyncio.create_task(_watch(receive, life, tick_seconds, tick))
+            watch = asyncio.create_task(_watch(receive, life))
             try:
                 yield
             finally:
@@ -35,20 +30,7 @@ async def while_connected(
         raise
 
 
-async def _watch(
-    receive: Receive,
-    life: asyncio.Timeout,
-    tick_seconds: float | None,
-    tick: Callable[[], Awaitable[None]] | None,
-) -> None:
-    while True:
-        try:
-            async with asyncio.timeout(tick_seconds):
-                message = await receive()
-        except TimeoutError:
-            if tick is not None:
-                await tick()
-            continue
-        if message["type"] == "http.disconnect":
-            break
+async def _watch(receive: Receive, life: asyncio.Timeout) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
     life.reschedule(asyncio.get_running_loop().time())

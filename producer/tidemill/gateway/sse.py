@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -61,11 +61,10 @@ class EventStream(Response):
         start: Message = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         try:
             with self._owner:
-                async with while_connected(
-                    receive, tick_seconds=KEEP_ALIVE_SECONDS, tick=writer.keep_alive
-                ):
+                async with while_connected(receive):
                     await send(start)
-                    await self._write(writer)
+                    with writer.comments():
+                        await self._write(writer)
         except ClientGone:
             _log.debug("a client left its stream")
             return
@@ -92,6 +91,8 @@ class _Writer:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._is_quiet = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._comment: asyncio.Task[None] | None = None
 
     async def write(self, data: bytes) -> None:
         self._is_quiet = False
@@ -104,7 +105,28 @@ class _Writer:
             async with asyncio.timeout(_GOODBYE_SECONDS):
                 await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def keep_alive(self) -> None:
-        if self._is_quiet:
-            await self._send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+    @contextmanager
+    def comments(self) -> Iterator[None]:
+        """Send comments meanwhile, whenever there was nothing else for a while."""
+        self._set_timer()
+        try:
+            yield
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._comment is not None:
+                self._comment.cancel()
+
+    def _set_timer(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(KEEP_ALIVE_SECONDS, self._keep_alive)
+
+    def _keep_alive(self) -> None:
+        # A task for each comment, and none in between: most streams never need one.
+        if self._is_quiet and (self._comment is None or self._comment.done()):
+            self._comment = asyncio.create_task(self._tell_comment())
         self._is_quiet = True
+        self._set_timer()
+
+    async def _tell_comment(self) -> None:
+        await self._send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
