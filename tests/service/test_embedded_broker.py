@@ -15,7 +15,13 @@ import redis
 
 from support.valkey import require_server_binary
 from support.wait import wait_until
-from tidemill.protocol.errors import BrokerUnavailable, ConfigError, DataDirectoryInUse, PortInUse
+from tidemill.protocol.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    ConfigError,
+    DataDirectoryInUse,
+    PortInUse,
+)
 from tidemill.service.broker import EmbeddedBroker, running_broker_url
 from tidemill.service.broker_binary import ServerBinary
 from tidemill.service.data_lock import DataDirectoryLock
@@ -268,6 +274,24 @@ def test_a_damaged_log_is_reported_with_the_servers_own_words(tmp_path: Path) ->
         start(tmp_path)
     assert "valkey.log" in failed.value.fix
     assert "\n" not in failed.value.one_line()
+
+
+def test_a_server_that_is_killed_at_start_is_told_so_and_one_that_refuses_in_its_words(
+    tmp_path: Path,
+) -> None:
+    def fail(script: str) -> BrokerUnavailable:
+        program = tmp_path / "server"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o700)
+        with pytest.raises(BrokerUnavailable) as failed:
+            start(tmp_path, binary=ServerBinary(program, (7, 0, 0)))
+        return failed.value
+
+    stamp = "7:M 30 Nov 2026 13:36:00.123"
+    killed = fail(f"echo '{stamp} * RDB is base AOF'; kill -9 $$")
+    assert type(killed) is BrokerUnavailable and "ended at start by signal 9" in killed.message
+    refused = fail(f"echo '{stamp} # Bad file'; echo '{stamp} * Ready to go'; exit 1")
+    assert isinstance(refused, BrokerRefused) and refused.message.endswith("at start: Bad file")
 
 
 def test_a_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:

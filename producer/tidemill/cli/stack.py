@@ -12,15 +12,16 @@ from typing import Literal, Self
 
 import redis
 
+from tidemill.cli.broker_watch import BrokerWatch
 from tidemill.cli.child import Child, ChildSpec
 from tidemill.cli.gateway_options import GatewayOptions
 from tidemill.cli.restarts import Restarts
-from tidemill.protocol.errors import BrokerError, ConfigError
+from tidemill.protocol.errors import BrokerUnavailable, ConfigError
 from tidemill.protocol.functions import ensure_library
 from tidemill.protocol.keys import ShardKeys
 from tidemill.service.broker import BrokerHandle, resolve_broker
 from tidemill.service.fsync_probe import FsyncPolicy
-from tidemill.service.redis import connect
+from tidemill.service.redis import connect, translate
 from tidemill.service.runtime import ParentLink, StopSignal
 
 _log = logging.getLogger(__name__)
@@ -30,7 +31,6 @@ CONFIG_STATUS = 2
 
 _READY_TIMEOUT_SECONDS = 300.0
 _POLL_SECONDS = 0.1
-_BROKER_POLL_SECONDS = 0.2
 #: What a worker may take beyond its drain to hand back its jobs and say goodbye.
 _FAREWELL_SECONDS = 15.0
 _KILL_SECONDS = 10.0
@@ -163,7 +163,8 @@ class Stack:
             self._spawn(spec)
         self._run_thread(self._supervise, "supervisor")
         if self._broker.embedded is not None:
-            self._run_thread(self._watch_broker, "broker-watch")
+            watch = BrokerWatch(self._broker.embedded, self._stopping, self._give_up)
+            self._run_thread(watch.run, "broker-watch")
 
     def _specs(self) -> list[ChildSpec]:
         options = self._options
@@ -239,19 +240,6 @@ class Stack:
         if self._on_failure is not None:
             self._on_failure()
 
-    def _watch_broker(self) -> None:
-        assert self._broker is not None and self._broker.embedded is not None
-        broker = self._broker.embedded
-        while not self._stopping.wait(_BROKER_POLL_SECONDS):
-            if broker.is_running:
-                continue
-            _log.warning("the broker died, starting it again on the same data")
-            try:
-                broker.restart()
-            except BrokerError as error:
-                self._give_up(error.one_line())
-                return
-
     def _run_thread(self, target: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=target, name=name)
         self._threads.append(thread)
@@ -275,6 +263,11 @@ class Stack:
 
 
 def _num_live_workers(client: redis.Redis, keys: ShardKeys) -> int:
-    seconds, micros = client.time()
-    now_ms = int(seconds) * 1000 + int(micros) // 1000
-    return int(client.zcount(keys.workers, now_ms, "+inf"))
+    try:
+        with translate():
+            seconds, micros = client.time()
+            now_ms = int(seconds) * 1000 + int(micros) // 1000
+            return int(client.zcount(keys.workers, now_ms, "+inf"))
+    except BrokerUnavailable:
+        # Its watch starts it again, or tells why not.
+        return 0

@@ -22,6 +22,7 @@ TidemillError
 │   └── UnsupportedVersion
 ├── BrokerError                  Redis or Valkey
 │   ├── BrokerUnavailable        not reachable within the timeout
+│   │   └── BrokerRefused        a server of ours ended by itself at start
 │   ├── BrokerNotFound           no server to start
 │   ├── BrokerUnsupported        server too old or configured to lose data
 │   ├── DataDirectoryInUse       another server holds the data directory
@@ -223,6 +224,10 @@ class BrokerError(TidemillError):
 
 class BrokerUnavailable(BrokerError):
     """The server did not answer within the timeout."""
+
+
+class BrokerRefused(BrokerUnavailable):
+    """A server of ours ended by itself at start: it does not take its data or its settings."""
 
 
 class BrokerNotFound(BrokerError):

@@ -11,7 +11,13 @@ from typing import Literal, Self
 import redis
 from redis import exceptions
 
-from tidemill.protocol.errors import BrokerUnavailable, BrokerUnsupported, ConfigError, PortInUse
+from tidemill.protocol.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    BrokerUnsupported,
+    ConfigError,
+    PortInUse,
+)
 from tidemill.service.broker_binary import ServerBinary, find_server_binary
 from tidemill.service.broker_config import (
     ServerSettings,
@@ -21,7 +27,7 @@ from tidemill.service.broker_config import (
 )
 from tidemill.service.data_lock import DataDirectoryLock
 from tidemill.service.fsync_probe import FsyncPolicy, measure_fsync_seconds, policy_for
-from tidemill.service.redis import ServerInfo, check_server, connect
+from tidemill.service.redis import ServerInfo, check_server, connect, translate
 from tidemill.service.server_process import STOP_GRACE_SECONDS, ServerProcess
 
 _log = logging.getLogger(__name__)
@@ -34,7 +40,11 @@ _CONNECT_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 _PROBE_TIMEOUT_SECONDS = 5.0
 _LOG_NAME = "valkey.log"
-_LOG_PREFIX = re.compile(r"^\d+:\w .*?\d\d:\d\d:\d\d\.\d+ [.\-*#] ")
+_LOG_PREFIX = re.compile(r"^\d+:\w .*?\d\d:\d\d:\d\d\.\d+ ([.\-*#]) ")
+#: Marks what a server tells as wrong; all other marks are of news.
+_WARNING = "#"
+#: The watcher's status is this and the number of the signal that ended the server.
+_KILLED_STATUS = 128
 _PROBE = """#!lua name=tm_probe
 redis.register_function('tm_probe', function() return redis.status_reply('OK') end)
 """
@@ -115,7 +125,11 @@ class EmbeddedBroker:
         return self._info is not None and process is not None and not process.has_exited()
 
     def restart(self) -> None:
-        """Start a server that died again on the same data; a live one is stopped first."""
+        """Start a server that died again on the same data; a live one is stopped first.
+
+        Raises what ``start`` raises, ``BrokerRefused`` if the server ended by itself, or
+        ``OSError``.  Afterwards it may be called again.
+        """
         self._end_process()
         if self.settings.port:
             _check_port(self.settings.port)
@@ -165,21 +179,27 @@ class EmbeddedBroker:
             deadline = time.monotonic() + _CONNECT_SECONDS
             while (answer := ping(client)) != "ready":
                 if process.has_exited(within_seconds=_POLL_SECONDS):
-                    raise self._start_failure("exited at start")
+                    raise self._exit_at_start(process.exit_status)
                 # Loading a large log may take minutes, but a loading server does answer.
                 if answer == "loading":
                     deadline = time.monotonic() + _CONNECT_SECONDS
                 if time.monotonic() > deadline:
-                    raise self._start_failure("does not answer")
+                    reason = _last_words(self._log_file)
+                    raise self._failure(BrokerUnavailable, f"does not answer: {reason}")
             info = check_server(client)
-            _check_functions(client)
+            with translate():
+                _check_functions(client)
             return info
 
-    def _start_failure(self, what: str) -> BrokerUnavailable:
-        reason = _last_line(self._log_file)
-        return BrokerUnavailable(
-            f"the embedded server {what}: {reason}", fix=f"Its full log is {self._log_file}."
-        )
+    def _exit_at_start(self, status: int) -> BrokerUnavailable:
+        if status == 0 or status > _KILLED_STATUS or status < 0:
+            # Its log ends wherever it was, so the last line has nothing to do with it.
+            how = f"by signal {abs(status) % _KILLED_STATUS}" if status else "by a request to stop"
+            return self._failure(BrokerUnavailable, f"was ended at start {how}")
+        return self._failure(BrokerRefused, f"exited at start: {_last_words(self._log_file)}")
+
+    def _failure(self, kind: type[BrokerUnavailable], what: str) -> BrokerUnavailable:
+        return kind(f"the embedded server {what}", fix=f"Its full log is {self._log_file}.")
 
     def _end_process(self) -> None:
         process, self._process, self._info = self._process, None, None
@@ -247,7 +267,15 @@ def _check_functions(client: redis.Redis) -> None:
         ) from error
 
 
-def _last_line(log_file: Path) -> str:
+def _last_words(log_file: Path) -> str:
+    """The server's last complaint, behind which news of other things may have come."""
     lines = log_file.read_text("utf-8", "replace").split("\n")
-    said = [line for line in lines if line.strip()]
-    return _LOG_PREFIX.sub("", said[-1]) if said else "it said nothing"
+    said = [line for line in lines if line.strip()] or ["it said nothing"]
+    chosen = next((line for line in reversed(said) if _is_complaint(line)), said[-1])
+    return _LOG_PREFIX.sub("", chosen)
+
+
+def _is_complaint(line: str) -> bool:
+    # Errors of the settings, and those of the system's loader, have no prefix.
+    prefix = _LOG_PREFIX.match(line)
+    return prefix is None or (prefix[1] == _WARNING and "WARNING" not in line)

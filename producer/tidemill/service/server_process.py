@@ -61,6 +61,11 @@ class ServerProcess:
             return False
         return True
 
+    @property
+    def exit_status(self) -> int:
+        """Of a server that is gone; 128 + n if signal n ended it, -n if its watcher was."""
+        return self._watcher.wait()
+
     def stop(self) -> None:
         """SIGTERM, wait, SIGKILL after a bound; returns when the server is gone."""
         _launcher_pipes.discard(self._pipe)
