@@ -1,6 +1,7 @@
 """Responses as OpenAI's own client asks for them: streamed, left, resumed and gone on with."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx2 as httpx
@@ -15,9 +16,11 @@ from gateway.document import check
 from support.shard import KEYS
 from support.wait import wait_until
 from tidemill import Producer
+from tidemill._link import Link
 from tidemill.gateway.app import create_app
 from tidemill.gateway.config import GatewaySettings
 from tidemill.gateway.state import GatewayState
+from tidemill.responses.store import LIFE_AFTER_END_SECONDS
 from tidemill.service.redis import connect
 
 PATH = "/v1/responses"
@@ -52,6 +55,13 @@ def client(site: Site) -> Iterator[openai.OpenAI]:
 
 def plain(response: Response) -> dict[str, Any]:
     return response.model_dump(mode="json", exclude={"created_at"})
+
+
+def life_of(site: Site, made: Response) -> int:
+    """Seconds for which what is kept of a response stays."""
+    with closing(Link(site.stack.url, "00", 30)) as link:
+        key = KEYS.response("default", made.id.removeprefix("resp_"))
+        return int(link.client.ttl(key))
 
 
 def valid(events: Any) -> list[Any]:
@@ -234,12 +244,22 @@ def test_a_background_stream_is_left_resumed_and_cancelled(
 
 
 def test_a_client_that_leaves_a_stream_ends_its_job(
-    client: openai.OpenAI, producer: Producer
+    site: Site, client: openai.OpenAI, producer: Producer
 ) -> None:
     with client.responses.create(input="hello", stream=True, **ENDLESS) as stream:
         made = next(iter(stream)).response
     job_id = made.id.removeprefix("resp_")
     wait_until(lambda: producer.job_status(job_id).state == "cancelled")
+    wait_until(lambda: 0 < life_of(site, made) <= LIFE_AFTER_END_SECONDS)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_record_of_a_response_that_was_told_goes_with_its_job(
+    site: Site, client: openai.OpenAI, stream: bool
+) -> None:
+    told: Any = client.responses.create(input="hello", stream=stream, **GREEDY)
+    made = list(told)[-1].response if stream else told
+    wait_until(lambda: 0 < life_of(site, made) <= LIFE_AFTER_END_SECONDS)
 
 
 def test_a_deleted_response_is_gone_and_its_job_ends(

@@ -40,15 +40,19 @@ _log = logging.getLogger(__name__)
 class _Leave:
     """Gives up the job of a client that leaves, unless it runs in the background."""
 
-    def __init__(self, jobs: RequestJobs, run: "_Run", *, is_background: bool) -> None:
-        self._jobs, self._run, self._is_background = jobs, run, is_background
+    def __init__(self, call: Call, jobs: RequestJobs, run: "_Run", *, is_background: bool) -> None:
+        self._call, self._jobs, self._run = call, jobs, run
+        self._is_background = is_background
 
     def __enter__(self) -> "_Leave":
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if self._run.end is None and not self._is_background:
-            self._jobs.give_up()
+        if self._run.end is not None or self._is_background:
+            return
+        self._jobs.give_up()
+        if not self._jobs.outlive:
+            _let_go(self._call, self._run)
 
 
 class _Run:
@@ -99,7 +103,7 @@ async def create_response(call: Call, body: ResponseRequest) -> Response:
         # It may have ended meanwhile, most of all if its key was sent before.
         return json_response(await _body(call, job.id, record, await job.status()))
     run = _Run(job.stream(), events)
-    leave = _Leave(jobs, run, is_background=body.background)
+    leave = _Leave(call, jobs, run, is_background=body.background)
     if body.stream:
         return EventStream(_stream(call, run), owner=leave, last=b"")
     try:
@@ -108,7 +112,7 @@ async def create_response(call: Call, body: ResponseRequest) -> Response:
                 told = await run.body()
     except ClientGone:
         return Response(status_code=CLIENT_GONE_STATUS)
-    return json_response(_succeeded(call, job.id, run, told))
+    return json_response(_succeeded(call, run, told))
 
 
 async def count_tokens(call: Call, body: ResponseRequest) -> int:
@@ -234,23 +238,28 @@ async def _stream(call: Call, run: _Run) -> AsyncGenerator[bytes]:
         yield run.events.of_error(problem)
         return
     if run.end is not None:
-        await _note_end(call, run, run.end)
+        _note_end(call, run, run.end)
 
 
-async def _note_end(call: Call, run: _Run, end: JobEnd) -> None:
-    note_usage(call, [end.usage])
-    call.account.settle(run.events.head.job_id, end.usage)
-    if run.events.head.fields["store"]:
-        await _store(call).note_end(run.events.head.job_id)
-
-
-def _succeeded(call: Call, job_id: str, run: _Run, told: dict[str, Any]) -> dict[str, Any]:
+def _succeeded(call: Call, run: _Run, told: dict[str, Any]) -> dict[str, Any]:
     assert run.end is not None, "the response is whole"
-    note_usage(call, [run.end.usage])
-    call.account.settle(job_id, run.end.usage)
-    if (error := failure_of(job_id, run.end)) is not None:
+    _note_end(call, run, run.end)
+    if (error := failure_of(run.events.head.job_id, run.end)) is not None:
         raise error
     return told
+
+
+def _note_end(call: Call, run: _Run, end: JobEnd) -> None:
+    note_usage(call, [end.usage])
+    call.account.settle(run.events.head.job_id, end.usage)
+    _let_go(call, run)
+
+
+def _let_go(call: Call, run: _Run) -> None:
+    """Let the record go with its job, in the background: nobody has to wait for that."""
+    if run.events.head.fields["store"]:
+        work = _store(call).note_end(run.events.head.job_id)
+        call.state.spawn(work, "letting the record of a response go with its job")
 
 
 def _store(call: Call) -> ResponseStore:
