@@ -129,6 +129,8 @@ def test_keys_of_the_command_line_go_before_those_of_the_environment() -> None:
     assert keys == ("a", "b")
     assert parse_arguments([], SERVICE, keys).api_keys == ("a", "b")
     assert parse_arguments(["--api-key", "c"], SERVICE, keys).api_keys == ("c",)
+    several = ["--api-key", "c, d", "--api-key", "e"]
+    assert parse_arguments(several, SERVICE, keys).api_keys == ("c", "d", "e")
 
 
 @pytest.mark.parametrize(
@@ -140,6 +142,7 @@ def test_keys_of_the_command_line_go_before_those_of_the_environment() -> None:
         (["--drain-seconds", "nan"], "--drain-seconds"),
         (["--max-body-mb", "0"], "--max-body-mb"),
         (["--api-key", ""], "--api-key"),
+        (["--api-key", " ,"], "--api-key"),
         (["--nonsense"], "--nonsense"),
     ],
 )

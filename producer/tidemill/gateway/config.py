@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tidemill.protocol.errors import ConfigError
-from tidemill.service.config import ServiceConfig, load_webhook_config
+from tidemill.service.config import ServiceConfig, load_webhook_config, split_keys
 
 #: As `tidemill up` tries first, and vLLM's.
 DEFAULT_PORT = 8000
@@ -111,7 +111,9 @@ def parse_arguments(
     ``api_keys`` are those of the environment.
     """
     options = vars(_parser(service).parse_args(arguments))
-    keys = tuple(options.pop("api_key") or api_keys)
+    given = options.pop("api_key")
+    # An option without a key must not let everybody in.
+    keys = tuple(api_keys) if given is None else split_keys(",".join(given)) or ("",)
     sizes = {name: options.pop(f"max_{name}_mb") for name in ("body", "upload")}
     for name, size in sizes.items():
         if not 0 < size < math.inf:
@@ -159,8 +161,8 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
         "--api-key",
         action="append",
         metavar="KEY",
-        help="a key that clients must send as `Authorization: Bearer KEY`; may be repeated."
-        " Without any, everybody may call",
+        help="a key that clients must send as `Authorization: Bearer KEY`; several are separated"
+        " by commas, or it is repeated. Without any, everybody may call",
     )
     add(
         "--require-keys",

@@ -88,8 +88,12 @@ def load_config(environ: Mapping[str, str] | None = None) -> ServiceConfig:
 def load_api_keys(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the keys of ``TIDEMILL_API_KEY``, separated by commas; none if it is not set."""
     env = _Environment(os.environ if environ is None else environ)
-    keys = env.text("TIDEMILL_API_KEY").split(",")
-    return tuple(key for part in keys if (key := part.strip()))
+    return split_keys(env.text("TIDEMILL_API_KEY"))
+
+
+def split_keys(text: str) -> tuple[str, ...]:
+    """Return the keys of a text, in which commas separate them."""
+    return tuple(key for part in text.split(",") if (key := part.strip()))
 
 
 @dataclass(frozen=True, slots=True)
