@@ -169,6 +169,17 @@ def test_fields_that_are_not_the_file_are_bounded() -> None:
         form.feed(head + bytes(100_000))
 
 
+def test_a_boundary_that_is_too_long_is_refused_and_so_is_json_that_is_too_deep() -> None:
+    with pytest.raises(InvalidRequest, match="Boundary"):
+        UploadForm(f"multipart/form-data; boundary={'a' * 300}")
+    form = UploadForm("multipart/form-data; boundary=b")
+    field = b'--b\r\nContent-Disposition: form-data; name="expires_after"\r\n\r\n'
+    form.feed(field + b"[" * 60_000 + b"\r\n--b--\r\n")
+    with pytest.raises(InvalidRequest) as refused:
+        form.nested("expires_after")
+    assert refused.value.field == "expires_after"
+
+
 def test_a_batch_answers_as_the_endpoint_does(site: Site) -> None:
     bodies = [
         {

@@ -25,19 +25,22 @@ class UploadForm:
         boundary = options.get(b"boundary")
         if kind != b"multipart/form-data" or not boundary:
             raise _wrong("Content-Type is not multipart/form-data with a boundary")
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._begin_part,
-                "on_header_field": self._take_name,
-                "on_header_value": self._take_value,
-                "on_header_end": self._end_header,
-                "on_headers_finished": self._end_headers,
-                "on_part_data": self._take_data,
-                "on_part_end": self._end_part,
-                "on_end": self._end,
-            },
-        )
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin_part,
+                    "on_header_field": self._take_name,
+                    "on_header_value": self._take_value,
+                    "on_header_end": self._end_header,
+                    "on_headers_finished": self._end_headers,
+                    "on_part_data": self._take_data,
+                    "on_part_end": self._end_part,
+                    "on_end": self._end,
+                },
+            )
+        except FormParserError as error:
+            raise _wrong(str(error)) from error
         self.fields: dict[str, str] = {}
         self.listed: list[tuple[str, str]] = []
         self.filename = ""
@@ -70,7 +73,7 @@ class UploadForm:
         if name in self.fields:
             try:
                 found = json.loads(self.fields[name])
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InvalidRequest(f"{name}: it is not JSON", field=name) from error
             return found if isinstance(found, dict) else {}
         start = f"{name}["
