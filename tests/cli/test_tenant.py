@@ -37,13 +37,15 @@ def test_limits_and_use_are_listed(
     producer.submit([1, 2], max_tokens=8)
     args = ["--max-bytes", "1000000", "--max-result-bytes", "5", "--tokens-per-minute", "7"]
     assert tidemill("tenant", "set", "*", *args).exit_code == 0
-    assert tidemill("tenant", "set", "red", "--max-tokens", "0", "--back-door", "99").exit_code == 0
+    args = ["--max-tokens", "0", "--back-door", "99", "--max-response-bytes", "4096"]
+    assert tidemill("tenant", "set", "red", *args).exit_code == 0
     assert redis_client.hgetall(KEYS.settings) == {
         b"bytes": b"1000000",
         b"result_bytes": b"5",
         b"tpm:*": b"7",
         b"tokens:red": b"0",
         b"back:red": b"99",
+        b"response_bytes:red": b"4096",
     }
     rows = listed(tidemill)
     assert list(rows) == ["*", "default", "red"]

@@ -12,7 +12,7 @@ from support import shard
 from support.shard import KEYS, QUEUE
 from tidemill.protocol import calls, logprobs, messages, outcomes, requests, sampling
 from tidemill.protocol.batches import NO_USAGE, NewBatch
-from tidemill.protocol.calls import JobRef, RetryPause, webhooks
+from tidemill.protocol.calls import JobRef, RetryPause, responses, webhooks
 from tidemill.protocol.files import StoredFile
 from tidemill.protocol.functions import _ERRORS, LUA_SOURCE, Call, run
 from tidemill.protocol.ids import new_job_id
@@ -195,6 +195,9 @@ EXAMPLES: list[Call[object]] = [
     calls.part_batch(
         KEYS, "t", "b", owner="o", number=0, num_answered=0, num_failed=0, usage=NO_USAGE
     ),
+    responses.put_response(KEYS, "t", "job", b"", ttl_ms=1),
+    responses.end_response(KEYS, "t", "job", ttl_ms=1),
+    responses.drop_response(KEYS, "t", "job"),
     webhooks.edit_hook(KEYS, tenant="t", field="cb", expected="", new="[]"),
     webhooks.test_hook(KEYS, tenant="t", endpoint_id="we_1", event_id="evt_1"),
     webhooks.take_delivery(

@@ -8,7 +8,7 @@ import pytest
 from support.acl_server import acl_server
 from support.shard import KEYS
 from tidemill._async_shared import AsyncShared
-from tidemill.protocol.errors import InvalidRequest, MalformedMessage, NoSuchObject
+from tidemill.protocol.errors import InvalidRequest, MalformedMessage, NoSuchObject, QueueFull
 from tidemill.protocol.ids import new_job_id
 from tidemill.responses import record as records
 from tidemill.responses.record import ResponseRecord, job_of, read_record, response_id
@@ -48,6 +48,45 @@ async def test_a_record_is_kept_once_for_its_owner_until_it_goes_with_its_job(
         await alice.delete(job_id)
         with pytest.raises(NoSuchObject):
             await alice.get(job_id)
+        assert server.refusals() == []
+
+
+async def test_records_take_no_more_than_their_tenant_and_all_may_have(
+    tmp_path: Path, shared: AsyncShared
+) -> None:
+    with acl_server(tmp_path / "acl") as server, server.client("tester") as redis:
+        alice, bob = (
+            ResponseStore(server.url("gateway"), tenant=name, shared=shared)
+            for name in ("alice", "bob")
+        )
+        size = len(RECORD.encode()) + 400
+        redis.hset(KEYS.settings, "response_bytes:alice", 2 * size)
+        first, second, third = (new_job_id() for _ in range(3))
+        await alice.put(first, RECORD.encode())
+        await alice.put(first, RECORD.encode())
+        await alice.put(second, RECORD.encode())
+        with pytest.raises(QueueFull, match=f"takes {2 * size} bytes, the limit is {2 * size}"):
+            await alice.put(third, RECORD.encode())
+        await bob.put(third, RECORD.encode())
+        # Those that are deleted make room, and those that have gone by themselves.
+        await alice.delete(second)
+        await alice.put(second, RECORD.encode())
+        redis.delete(KEYS.response("alice", first))
+        redis.zadd(KEYS.responses_until, {f"{size} alice {first}": 1}, xx=True)
+        await alice.put(new_job_id(), RECORD.encode())
+        assert redis.hgetall(KEYS.response_bytes) == {
+            b"alice": b"%d" % (2 * size),
+            b"bob": b"%d" % size,
+            b"*": b"%d" % (3 * size),
+        }
+        # All together take a quarter of what unfinished jobs may, one by default half of that.
+        redis.hset(KEYS.measures, "mb", 4 * 3 * size)
+        redis.hdel(KEYS.settings, "response_bytes:alice")
+        with pytest.raises(QueueFull, match=f"the tenant's .* limit is {3 * size // 2}"):
+            await bob.put(new_job_id(), RECORD.encode())
+        redis.hset(KEYS.settings, "response_bytes:*", 10**9)
+        with pytest.raises(QueueFull, match=f"all tenants' .* limit is {3 * size}"):
+            await bob.put(new_job_id(), RECORD.encode())
         assert server.refusals() == []
 
 

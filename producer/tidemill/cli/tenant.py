@@ -43,6 +43,7 @@ _OTHERS = {
     Setting.TOKENS_PER_MINUTE: "tokens a minute",
     Setting.BACK_DOOR: "back door",
     Setting.WEIGHT: "weight",
+    Setting.MAX_RESPONSE_BYTES: "kept bytes",
 }
 
 
@@ -82,6 +83,9 @@ def set_limits(
         float | None,
         typer.Option(min=0.1, max=100, help="Share of the workers beside tenants that have 1."),
     ] = None,
+    max_response_bytes: Annotated[
+        int | None, typer.Option(min=0, help="What is kept of its responses; 0: nothing.")
+    ] = None,
     max_bytes: Annotated[
         int | None,
         typer.Option(min=1, help="'*' only: requests of the shard's unfinished jobs."),
@@ -100,6 +104,7 @@ def set_limits(
         Setting.TOKENS_PER_MINUTE: tokens_per_minute,
         Setting.BACK_DOOR: back_door,
         Setting.WEIGHT: weight,
+        Setting.MAX_RESPONSE_BYTES: max_response_bytes,
         Setting.MAX_BYTES: max_bytes,
         Setting.MAX_RESULT_BYTES: max_result_bytes,
     }
@@ -123,6 +128,7 @@ def unset(
     tokens_per_minute: Annotated[bool, _taken("--tokens-per-minute")] = False,
     back_door: Annotated[bool, _taken("--back-door")] = False,
     weight: Annotated[bool, _taken("--weight")] = False,
+    max_response_bytes: Annotated[bool, _taken("--max-response-bytes")] = False,
     max_bytes: Annotated[bool, _taken("--max-bytes")] = False,
     max_result_bytes: Annotated[bool, _taken("--max-result-bytes")] = False,
     shard: Shard = None,
@@ -136,6 +142,7 @@ def unset(
         Setting.TOKENS_PER_MINUTE: tokens_per_minute,
         Setting.BACK_DOOR: back_door,
         Setting.WEIGHT: weight,
+        Setting.MAX_RESPONSE_BYTES: max_response_bytes,
         Setting.MAX_BYTES: max_bytes,
         Setting.MAX_RESULT_BYTES: max_result_bytes,
     }

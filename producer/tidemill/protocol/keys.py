@@ -187,6 +187,16 @@ class ShardKeys:
         return self._name(f"rsp:{tenant}:{job_id}")
 
     @property
+    def responses_until(self) -> str:
+        """Sorted set: ``<bytes> <tenant> <job>`` of records of responses -> ms of their end."""
+        return self._name("rspx")
+
+    @property
+    def response_bytes(self) -> str:
+        """Hash: what records of responses take, by tenant, ``*`` for all."""
+        return self._name("rspb")
+
+    @property
     def active_batches(self) -> str:
         """Sorted set: ``<tenant> <batch id>`` of batches that work -> ms at which they expire."""
         return self._name("bw")

@@ -28,6 +28,7 @@ class Setting(StrEnum):
     TOKENS_PER_MINUTE = "tpm"
     BACK_DOOR = "back"
     WEIGHT = "weight"
+    MAX_RESPONSE_BYTES = "response_bytes"
     MAX_BYTES = "bytes"
     MAX_RESULT_BYTES = "result_bytes"
 
