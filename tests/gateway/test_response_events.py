@@ -8,6 +8,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tidemill._follow import Chunk
+from tidemill.gateway.errors import STOPPING
 from tidemill.gateway.shaping.response_events import ResponseEvents
 from tidemill.gateway.shaping.responses import ResponseHead
 from tidemill.openai.chat import ChatFormats, ChatJob
@@ -97,6 +98,18 @@ def test_nothing_is_told_of_a_job_that_never_ran_but_its_end() -> None:
     kinds = [event["type"].removeprefix("response.") for event in told]
     assert kinds == ["created", "queued", "incomplete"]
     assert told[-1]["response"]["output"] == []
+
+
+def test_who_goes_on_behind_the_error_of_a_stream_misses_nothing() -> None:
+    events = events_of()
+    told = events.start() + events.of_chunk(Chunk(0, 1, (0,), " So", ""))
+    last = EVENT.validate_json(told.rpartition(b"data: ")[2])
+    kind, data = events.of_error(STOPPING).decode().strip().split("\n")
+    error = EVENT.validate_json(data.removeprefix("data: "))
+    assert (kind, error.code) == ("event: error", "stopping")
+    assert error.sequence_number == last.sequence_number
+    again = run(events_of(after=error.sequence_number), [" So"], JobEnd(state="done"))
+    assert again[0]["sequence_number"] == last.sequence_number + 1
 
 
 def test_an_answer_without_text_is_an_empty_message() -> None:

@@ -13,6 +13,7 @@ from tidemill.gateway.body_limit import BodyLimit
 from tidemill.gateway.body_values import check_json
 from tidemill.gateway.document import DocumentedApp
 from tidemill.gateway.errors import handle_error
+from tidemill.gateway.failures import Failures
 from tidemill.gateway.identity import MEASURING_PATHS, OPEN_PATHS, Authentication
 from tidemill.gateway.key_limits import HEADERS, KeyLimitHeaders
 from tidemill.gateway.metrics import Counting
@@ -127,6 +128,7 @@ def _surround(app: FastAPI, state: GatewayState) -> None:
         authenticator=state.authenticator,
         open_paths=OPEN_PATHS - MEASURING_PATHS if settings.protect_metrics else OPEN_PATHS,
     )
+    app.add_middleware(Failures, state=state)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

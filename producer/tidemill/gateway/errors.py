@@ -82,6 +82,17 @@ class ApiError:
         )
 
 
+#: What requests are told that a drain cuts off.  Whoever tries again finds another gateway, or one
+#: that was started anew.
+STOPPING = ApiError(
+    503,
+    "the server stops; send the request again",
+    _SERVER,
+    "stopping",
+    headers={"retry-after": "1"},
+)
+
+
 def api_error(error: Exception) -> ApiError:
     """Return how an error is told; what is not ours is told as nothing but a server error."""
     for kind, tell in _TOLD:
@@ -104,7 +115,7 @@ async def handle_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and told.message == HTTPStatus(told.status).phrase:
         told = replace(told, message=_unrouted(request, told))
     if told.code == "internal_error" and isinstance(error, TidemillError):
-        # The server itself logs what is not ours.
+        # What is not ours is logged where it is caught.
         _log.error("%s %s: %s", request.method, request.url.path, error.one_line())
     return told.response()
 

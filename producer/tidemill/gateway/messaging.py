@@ -45,7 +45,9 @@ async def answer_message(call: Call, body: MessagesRequest) -> Response:
     style = _style(plan)
     if body.stream:
         events = MessageEvents(jobs.ids[0], plan.model, len(style.prompt_ids), style.job.parser())
-        return EventStream(_stream(call, jobs, events), owner=jobs, last=b"")
+        return EventStream(
+            _stream(call, jobs, events), owner=jobs, last=b"", error_event=error_event
+        )
     try:
         with jobs:
             async with while_connected(call.request.receive):

@@ -105,7 +105,9 @@ async def create_response(call: Call, body: ResponseRequest) -> Response:
     run = _Run(job.stream(), events)
     leave = _Leave(call, jobs, run, is_background=body.background)
     if body.stream:
-        return EventStream(_stream(call, run), owner=leave, last=b"")
+        return EventStream(
+            _stream(call, run), owner=leave, last=b"", error_event=run.events.of_error
+        )
     try:
         with leave:
             async with while_connected(call.request.receive):
@@ -132,7 +134,8 @@ async def replay_response(call: Call, given: str, after: int) -> Response:
     job_id, record, _ = await found(call, given)
     events = await _events(call, job_id, record)
     events.after = after
-    return EventStream(_stream(call, _Run(call.producer.stream(job_id), events)), last=b"")
+    run = _Run(call.producer.stream(job_id), events)
+    return EventStream(_stream(call, run), last=b"", error_event=events.of_error)
 
 
 async def cancel_response(call: Call, given: str) -> Response:

@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from tidemill.gateway.disconnects import ClientGone, while_connected
-from tidemill.gateway.errors import ApiError, api_error
+from tidemill.gateway.errors import STOPPING, ApiError, api_error
+from tidemill.gateway.failures import GOODBYE_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -17,9 +18,8 @@ DONE = b"data: [DONE]\n\n"
 #: A comment, which clients skip; keeps proxies from closing a stream whose job waits.
 _KEEP_ALIVE = b": waiting\n\n"
 KEEP_ALIVE_SECONDS = 15.0
-
-_STOPPING = ApiError(503, "the server stops; send the request again", "server_error", "stopping")
-_GOODBYE_SECONDS = 0.5
+#: What a timer may come too soon.
+_CLOCK_SECONDS = 0.002
 
 _HEADERS = {
     "cache-control": "no-cache",
@@ -38,6 +38,7 @@ class EventStream(Response):
 
     An error of the body becomes an event, since the status has been told before.  ``owner`` is
     entered before anything is sent, and left at the end however it comes; ``last`` ends the stream.
+    ``error_event`` makes the last event of a stream that is cut off, with nothing behind it.
     """
 
     media_type = "text/event-stream"
@@ -48,12 +49,14 @@ class EventStream(Response):
         *,
         owner: AbstractContextManager[object] | None = None,
         last: bytes = DONE,
+        error_event: Callable[[ApiError], bytes] | None = None,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events = body
         self._owner = nullcontext() if owner is None else owner
         self._last = last
+        self._error_event = error_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer."""
@@ -62,16 +65,21 @@ class EventStream(Response):
         try:
             with self._owner:
                 async with while_connected(receive):
-                    await send(start)
+                    await writer.begin(start)
                     with writer.comments():
                         await self._write(writer)
         except ClientGone:
             _log.debug("a client left its stream")
             return
         except asyncio.CancelledError:
-            await writer.say_goodbye()
+            await writer.say_goodbye(self._goodbye())
             raise
         await send({"type": "http.response.body", "body": self._last, "more_body": False})
+
+    def _goodbye(self) -> bytes:
+        if self._error_event is not None:
+            return self._error_event(STOPPING)
+        return event(STOPPING.encoded()) + self._last
 
     async def _write(self, writer: "_Writer") -> None:
         async with aclosing(self._events) as events:
@@ -90,25 +98,32 @@ class _Writer:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._is_quiet = False
+        self._has_begun = False
+        self._loop = asyncio.get_running_loop()
+        self._wrote_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
 
+    async def begin(self, start: Message) -> None:
+        await self._send(start)
+        self._has_begun = True
+
     async def write(self, data: bytes) -> None:
-        self._is_quiet = False
+        self._wrote_at = self._loop.time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def say_goodbye(self) -> None:
-        """Tell that the server stops, and end the stream, if that can be done at once."""
-        last = event(_STOPPING.encoded()) + DONE
+    async def say_goodbye(self, last: bytes) -> None:
+        """End the stream with these events, if it has begun and that can be done at once."""
+        if not self._has_begun:
+            return
         with suppress(TimeoutError):
-            async with asyncio.timeout(_GOODBYE_SECONDS):
+            async with asyncio.timeout(GOODBYE_SECONDS):
                 await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     @contextmanager
     def comments(self) -> Iterator[None]:
         """Send comments meanwhile, whenever there was nothing else for a while."""
-        self._set_timer()
+        self._set_timer(self._loop.time() + KEEP_ALIVE_SECONDS)
         try:
             yield
         finally:
@@ -117,16 +132,17 @@ class _Writer:
             if self._comment is not None:
                 self._comment.cancel()
 
-    def _set_timer(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(KEEP_ALIVE_SECONDS, self._keep_alive)
+    def _set_timer(self, due: float) -> None:
+        self._timer = self._loop.call_at(due, self._keep_alive)
 
     def _keep_alive(self) -> None:
-        # A task for each comment, and none in between: most streams never need one.
-        if self._is_quiet and (self._comment is None or self._comment.done()):
-            self._comment = asyncio.create_task(self._tell_comment())
-        self._is_quiet = True
-        self._set_timer()
+        now = self._loop.time()
+        if now - self._wrote_at >= KEEP_ALIVE_SECONDS - _CLOCK_SECONDS:
+            self._wrote_at = now
+            # A task for each comment, and none in between: most streams never need one.
+            if self._comment is None or self._comment.done():
+                self._comment = asyncio.create_task(self._tell_comment())
+        self._set_timer(self._wrote_at + KEEP_ALIVE_SECONDS)
 
     async def _tell_comment(self) -> None:
         await self._send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})

@@ -4,6 +4,7 @@ Events follow from the response's head and its token log alone, number by number
 them again makes the same, which is how a stream goes on behind any number.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,10 +79,12 @@ class ResponseEvents:
         return told + self._event(f"response.{kind}", response=self.body)
 
     def of_error(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream which could not go on."""
-        return self._event(
-            "error", code=error.code, message=error.message, param=error.param, force=True
-        )
+        """Return the event that ends a stream which could not go on.
+
+        It bears the number of the last event told: whoever goes on behind it misses nothing.
+        """
+        told = {"code": error.code, "message": error.message, "param": error.param}
+        return _encoded("error", max(self.after, self._number - 1, 0), told)
 
     def _begin(self) -> bytes:
         if self._has_begun:
@@ -184,15 +187,17 @@ class ResponseEvents:
         place = len(self._items) - 1
         return self._event(kind, item_id=self._items[-1]["id"], output_index=place, **told)
 
-    def _event(self, kind: str, *, force: bool = False, **told: Any) -> bytes:
+    def _event(self, kind: str, **told: Any) -> bytes:
         number, self._number = self._number, self._number + 1
-        if number <= self.after and not force:
-            return b""
-        data = orjson.dumps({"type": kind, "sequence_number": number, **told})
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+        return b"" if number <= self.after else _encoded(kind, number, told)
 
     def _told_logprobs(self, chunk: Chunk, names: TokenNames) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = chat_logprobs(chunk.ids, chunk.logprobs or (), names)[
             "content"
         ]
         return told
+
+
+def _encoded(kind: str, number: int, told: Mapping[str, Any]) -> bytes:
+    data = orjson.dumps({"type": kind, "sequence_number": number, **told})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
