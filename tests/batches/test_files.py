@@ -12,7 +12,13 @@ from support.shard import KEYS
 from tidemill.batches import transfer
 from tidemill.batches.client import AsyncBatches
 from tidemill.batches.transfer import beside_loop
-from tidemill.protocol.errors import InvalidRequest, NoSuchObject, RequestTooLarge
+from tidemill.protocol.batches import Batch
+from tidemill.protocol.errors import (
+    IdempotencyConflict,
+    InvalidRequest,
+    NoSuchObject,
+    RequestTooLarge,
+)
 from tidemill.protocol.files import MAX_BATCH_INPUT_BYTES, StoredFile, file_blob
 from tidemill.protocol.ids import new_batch_id, new_file_id
 from tidemill.service.blobs.store import BlobStore
@@ -201,3 +207,20 @@ async def test_a_page_behind_what_is_of_the_other_kind_is_refused(client: AsyncB
         await client.files(after=new_batch_id())
     with pytest.raises(InvalidRequest, match="not the id of a batch"):
         await client.batches(after=new_file_id())
+
+
+async def test_a_batch_whose_key_comes_twice_at_once_is_one(client: AsyncBatches) -> None:
+    file = await put(client)
+
+    async def make(**options: str) -> Batch:
+        return await client.create_batch(
+            input_file_id=file.file_id, endpoint="/v1/completions", idempotency_key="k", **options
+        )
+
+    made = await asyncio.gather(make(), make(), make())
+    assert len({batch.batch_id for batch in made}) == 1
+    await client.delete_file(file.file_id)
+    assert (await make()).batch_id == made[0].batch_id
+    with pytest.raises(IdempotencyConflict):
+        await make(completion_window="1h")
+    assert len((await client.batches()).items) == 1

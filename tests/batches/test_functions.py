@@ -11,7 +11,7 @@ from support.shard import KEYS, server_ms
 from support.strict_library import strict_source
 from tidemill.protocol import calls
 from tidemill.protocol.batches import Batch, BatchUsage, NewBatch
-from tidemill.protocol.errors import NoSuchObject
+from tidemill.protocol.errors import IdempotencyConflict, NoSuchObject
 from tidemill.protocol.files import StoredFile
 from tidemill.protocol.functions import LUA_SOURCE, Call, run
 from tidemill_webhooks.events import read_entry
@@ -31,7 +31,7 @@ def client(redis_client: redis.Redis) -> Iterator[redis.Redis]:
 
 def accept(client: redis.Redis) -> None:
     assert run(client, calls.put_file(KEYS, "t", FILE, ttl_ms=10**9))
-    assert run(client, calls.create_batch(KEYS, "t", BATCH))
+    assert run(client, calls.create_batch(KEYS, "t", BATCH)) == (1, "batch_1")
 
 
 def lease(client: redis.Redis, owner: str = "a", lease_ms: int = 60_000, **told: int) -> bool:
@@ -63,9 +63,22 @@ def test_what_was_accepted_is_accepted_once(client: redis.Redis) -> None:
     accept(client)
     before = client.hgetall(KEYS.batch_object("t", "batch_1"))
     assert not run(client, calls.put_file(KEYS, "t", FILE, ttl_ms=5))
-    assert not run(client, calls.create_batch(KEYS, "t", BATCH))
+    assert run(client, calls.create_batch(KEYS, "t", BATCH)) == (0, "batch_1")
     assert client.hgetall(KEYS.batch_object("t", "batch_1")) == before
     assert read(client).metadata == {"a": "b"}
+
+
+def test_a_batch_with_a_key_is_accepted_once_under_any_id(client: redis.Redis) -> None:
+    accept(client)
+    keyed = replace(BATCH, batch_id="batch_2", idempotency_key="k")
+    assert run(client, calls.create_batch(KEYS, "t", keyed)) == (1, "batch_2")
+    again = replace(keyed, batch_id="batch_3", input_file_id="file-1")
+    assert run(client, calls.drop_file(KEYS, "t", "file-1"))
+    assert run(client, calls.create_batch(KEYS, "t", again)) == (0, "batch_2")
+    for other in ({"metadata": {}}, {"endpoint": "/v1/embeddings"}, {"input_file_id": "file-2"}):
+        with pytest.raises(IdempotencyConflict, match="batch_2"):
+            run(client, calls.create_batch(KEYS, "t", replace(again, **other)))
+    assert client.zrange(KEYS.batch_objects("t"), 0, -1) == [b"batch_1", b"batch_2"]
 
 
 def test_a_batch_needs_its_input(client: redis.Redis) -> None:

@@ -244,3 +244,8 @@ def test_batches_are_listed_and_refused_as_openai_tells_it(site: Site) -> None:
     missing = post(site, "/v1/batches", {"input_file_id": "file-0", "endpoint": CHAT})
     assert missing.status_code == 404
     assert httpx.get(f"{site.url}/v1/batches?limit=0", timeout=60).status_code == 400
+    key, asked = {"Idempotency-Key": batch["id"]}, {**asked, "endpoint": COMPLETION}
+    first, second = (post(site, "/v1/batches", asked, **key).json() for _ in range(2))
+    assert first["id"] == second["id"] != batch["id"]
+    other = post(site, "/v1/batches", {**asked, "completion_window": "1h"}, **key)
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_conflict")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import redis
@@ -11,8 +11,10 @@ from support import shard
 from support.acl_server import AclServer, acl_server
 from support.shard import KEYS, QUEUE
 from tidemill.protocol import calls
+from tidemill.protocol.batches import NewBatch
 from tidemill.protocol.calls import NackOutcome, access, webhooks
 from tidemill.protocol.codec import encode
+from tidemill.protocol.files import StoredFile
 from tidemill.protocol.functions import Call, run
 from tidemill.protocol.ids import new_job_id
 from tidemill.protocol.messages import (
@@ -110,6 +112,16 @@ def test_the_use_of_api_keys(users: Users) -> None:
     users.operator.hdel(KEYS.api_key_uses, "k")
     assert not run(users.gateway, access.use_key(KEYS, key_id="k"))
     assert not users.tester.exists(KEYS.api_key_uses)
+
+
+@pytest.mark.parametrize("who", ["producer", "gateway", "operator"])
+def test_a_batch_that_has_a_key(users: Users, who: str) -> None:
+    client: redis.Redis = getattr(users, who)
+    assert run(client, calls.put_file(KEYS, "t", StoredFile("f", 1, "n", "batch"), ttl_ms=HOUR))
+    batch = NewBatch("b", "/v1/completions", "f", "24h", 86400, idempotency_key="k")
+    again = replace(batch, batch_id="c")
+    made = [run(client, calls.create_batch(KEYS, "t", each)) for each in (batch, again)]
+    assert made == [(1, "b"), (0, "b")]
 
 
 def test_a_retry_that_would_be_too_late(users: Users) -> None:

@@ -8,6 +8,8 @@ from tidemill._async_link import AsyncLink
 from tidemill._async_shared import AsyncShared
 from tidemill._endpoint import find_endpoint
 from tidemill._patience import DEFAULT_TIMEOUT_SECONDS
+from tidemill._reads import Read
+from tidemill._request import checked_key
 from tidemill._terms import checked_callback, checked_metadata
 from tidemill.batches.paging import Page, collect, hashes, ids_behind
 from tidemill.batches.terms import (
@@ -157,15 +159,13 @@ class AsyncBatches:
         metadata: object = None,
         output_expires_after: object = None,
         callback_url: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Batch:
-        """Accept a batch.  Raises ``InvalidRequest`` or ``NoSuchObject``."""
-        file = await self.file(input_file_id)
-        if file.purpose != Purpose.BATCH:
-            raise InvalidRequest(
-                f"input_file_id: the purpose of {input_file_id} is {file.purpose}",
-                field="input_file_id",
-                fix="Upload it with the purpose batch.",
-            )
+        """Accept a batch; the same one again for the same key and the same terms.
+
+        Raises ``InvalidRequest``, ``IdempotencyConflict`` or ``NoSuchObject``.
+        """
+        _check_id("file", input_file_id)
         batch = NewBatch(
             batch_id=new_batch_id(),
             endpoint=checked_endpoint(endpoint),
@@ -175,9 +175,13 @@ class AsyncBatches:
             metadata=checked_metadata(metadata),
             output_seconds=checked_expiry(output_expires_after, "output_expires_after"),
             callback_url=checked_callback(callback_url),
+            idempotency_key=checked_key(idempotency_key),
         )
-        await self._link.call(calls.create_batch(self._keys, self._tenant, batch))
-        return await self.batch(batch.batch_id)
+        # The input of one that was accepted before may be gone.
+        if not batch.idempotency_key or not await self._is_known(batch.idempotency_key):
+            await self._check_input(input_file_id)
+        _, batch_id = await self._link.call(calls.create_batch(self._keys, self._tenant, batch))
+        return await self.batch(batch_id)
 
     async def batch(self, batch_id: str) -> Batch:
         """Look at a batch; raises ``NoSuchObject``."""
@@ -232,6 +236,19 @@ class AsyncBatches:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def _is_known(self, key: str) -> bool:
+        command = ("GET", self._keys.idempotency(self._tenant, key))
+        return await self._link.read(Read((command,), lambda replies: replies[0] is not None))
+
+    async def _check_input(self, file_id: str) -> None:
+        file = await self.file(file_id)
+        if file.purpose != Purpose.BATCH:
+            raise InvalidRequest(
+                f"input_file_id: the purpose of {file_id} is {file.purpose}",
+                field="input_file_id",
+                fix="Upload it with the purpose batch.",
+            )
 
     async def _files(self, ids: list[str]) -> list[StoredFile | None]:
         names = [self._keys.file(self._tenant, _check_id("file", one)) for one in ids]

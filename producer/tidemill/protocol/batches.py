@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any
 
 from tidemill.protocol.errors import MalformedMessage
@@ -73,12 +74,18 @@ class NewBatch:
     metadata: Mapping[str, str] = field(default_factory=dict)
     output_seconds: int | None = None
     callback_url: str = ""
+    idempotency_key: str = ""
+
+    @property
+    def digest(self) -> str:
+        """What another request with the same key must have as well."""
+        return sha256(json.dumps(self.fields()).encode()).hexdigest()
 
     def fields(self) -> tuple[str | int, ...]:
         """Return what its hash holds at first, as names and values."""
         return (
             *("ep", self.endpoint, "in", self.input_file_id),
-            *("cw", self.window, "md", json.dumps(dict(self.metadata))),
+            *("cw", self.window, "md", json.dumps(dict(self.metadata), sort_keys=True)),
             *("oe", self.output_seconds or 0),
             *(("wh", self.callback_url) if self.callback_url else ()),
         )

@@ -5,9 +5,10 @@ from starlette.responses import Response
 
 from tidemill.gateway.answering import json_response
 from tidemill.gateway.call import CurrentCall
+from tidemill.gateway.json_bodies import JsonRoute
 from tidemill.gateway.openai_models.batches import BatchList, BatchObject, BatchRequest
 
-router = APIRouter(tags=["batches"])
+router = APIRouter(tags=["batches"], route_class=JsonRoute)
 
 
 @router.post("/v1/batches", response_model=BatchObject)
@@ -21,6 +22,7 @@ async def create_batch(call: CurrentCall, body: BatchRequest) -> Response:
         metadata=body.metadata,
         output_expires_after=body.output_expires_after,
         callback_url=body.callback_url,
+        idempotency_key=call.idempotency_key,
     )
     return json_response(batch.plain())
 

@@ -66,8 +66,11 @@ def forget_batch(keys: ShardKeys, tenant: str, batch_id: str) -> Call[bool]:
     )
 
 
-def create_batch(keys: ShardKeys, tenant: str, batch: NewBatch) -> Call[bool]:
-    """Accept a batch; false if it was. Raises ``NoSuchObject`` if its input is gone."""
+def create_batch(keys: ShardKeys, tenant: str, batch: NewBatch) -> Call[tuple[int, str]]:
+    """Accept a batch: replies 1, or 0 if it was, and the id of the one that has its key.
+
+    Raises ``NoSuchObject`` if its input is gone, ``IdempotencyConflict`` if the key is another's.
+    """
     return Call(
         "create_batch",
         (
@@ -76,6 +79,7 @@ def create_batch(keys: ShardKeys, tenant: str, batch: NewBatch) -> Call[bool]:
             keys.active_batches,
             keys.stored_until,
             keys.file(tenant, batch.input_file_id),
+            keys.idempotency(tenant, batch.idempotency_key),
         ),
         (
             batch.batch_id,
@@ -83,9 +87,11 @@ def create_batch(keys: ShardKeys, tenant: str, batch: NewBatch) -> Call[bool]:
             batch_member(tenant, batch.batch_id),
             file_member(tenant, batch.input_file_id),
             batch.window_seconds * 1000,
+            batch.idempotency_key,
+            batch.digest,
             *batch.fields(),
         ),
-        bool,
+        _outcome,
     )
 
 

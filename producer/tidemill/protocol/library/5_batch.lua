@@ -44,22 +44,31 @@ local function forget_stored(K, A)
 end
 
 -- Accepts a batch; its input stays in the store for as long as it may be read.
--- KEYS batch batches active expiry file
--- ARGV id member expiry_member file_expiry_member window_ms field1 value1 ...
--- -> 1 | 0 there was one; error NOFILE
+-- KEYS batch batches active expiry file idem
+-- ARGV id member expiry_member file_expiry_member window_ms idem_key body_sha field1 value1 ...
+-- -> {1, id} accepted | {0, id} it was, by this id or this key; errors CONFLICT id, NOFILE
 local function create_batch(K, A)
-  if redis.call('EXISTS', K[1]) == 1 then return 0 end
+  if redis.call('EXISTS', K[1]) == 1 then return {0, A[1]} end
+  if A[6] ~= '' then
+    local known = redis.call('GET', K[6])
+    local sha, id = string.match(known or '', '^(%S+) (%S+)$')
+    if id and sha ~= A[7] then return redis.error_reply('CONFLICT ' .. id) end
+    if id then return {0, id} end
+  end
   if redis.call('EXISTS', K[5]) == 0 then return redis.error_reply('NOFILE') end
   local t = now()
   local ends = t + tonumber(A[5])
-  redis.call('HSET', K[1], 'st', 'validating', 'ca', t, 'xa', ends, unpack(A, 6))
+  redis.call('HSET', K[1], 'st', 'validating', 'ca', t, 'xa', ends, unpack(A, 8))
   redis.call('PEXPIRE', K[1], tonumber(A[5]) + BATCH_TTL_MS)
+  if A[6] ~= '' then
+    redis.call('SET', K[6], A[7] .. ' ' .. A[1], 'PX', tonumber(A[5]) + BATCH_TTL_MS)
+  end
   redis.call('ZADD', K[2], 0, A[1])
   redis.call('ZADD', K[3], ends, A[2])
   redis.call('ZADD', K[4], ends + BATCH_TTL_MS, A[3])
   redis.call('ZADD', K[4], 'GT', ends + HOLD_MS, A[4])
   redis.call('HSET', K[5], 'hu', ends + HOLD_MS)
-  return 1
+  return {1, A[1]}
 end
 
 -- Whether a caller holds the lease of a batch, or nobody does; v = {st, lo, le}
