@@ -28,6 +28,8 @@ class GreedyRun:
     logits: list[torch.Tensor]
     num_steps: int = 0
     num_chunked: int = 0
+    #: Steps of which no token is sampled.
+    num_silent: int = 0
     num_hit_tokens: int = 0
     num_preemptions: int = 0
     largest_batch: int = 0
@@ -48,6 +50,7 @@ class _Driver:
         run.largest_batch = max(run.largest_batch, len(plan.scheduled))
         if len(plan.sampling) == sum(item.num_tokens for item in plan.scheduled):
             run.decode_sizes.add(len(plan.sampling))
+        run.num_silent += not plan.sampling
         run.num_chunked += sum(not item.samples for item in plan.scheduled)
         sampled = [item.seq for item in plan.sampling]
         self.scheduler.update(plan, [(token,) for token in rows.argmax(-1).tolist()])

@@ -25,7 +25,7 @@ class TransformersModel:
     """Runs the flat batch of a step as one row of tokens; takes ``model`` over.
 
     Nothing of a row but attention looks at another token, and ours knows the sequences.  ``model``
-    may be a part that ``split_model`` left.
+    may be a part that ``split_model`` left; ``vocab_size`` is how many logits the whole one gives.
     """
 
     def __init__(
@@ -33,12 +33,14 @@ class TransformersModel:
         model: PreTrainedModel,
         layers: tuple[SurveyedLayer, ...],
         *,
+        vocab_size: int,
         head_is_split: bool = False,
     ) -> None:
         register()
         model.set_attn_implementation(ATTENTION_NAME)
         #: Whether the other ranks take part in ``logits``.
         self.head_is_split = head_is_split
+        self._vocab_size = vocab_size
         self._slot = StepSlot()
         modules = dict(model.named_modules())
         for index, layer in enumerate(layers):
@@ -73,7 +75,8 @@ class TransformersModel:
         The model's own code computes them, with whatever scales or caps its logits.
         """
         if not len(hidden):
-            return hidden.new_empty(0, self._head.get_output_embeddings().weight.shape[0]).float()
+            # Not every head computes logits of nothing.
+            return hidden.new_empty(0, self._vocab_size, dtype=torch.float32)
         self._known.hidden = hidden
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         logits: torch.Tensor = self._head(input_ids=ids, use_cache=False).logits

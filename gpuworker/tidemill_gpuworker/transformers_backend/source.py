@@ -66,7 +66,10 @@ class TransformersSource:
             split_model(loaded, shard, options.ranks)
             checkpoint.leave(num_weights - loaded.num_parameters())
             loaded.to(options.device)
-        return TransformersModel(loaded, self._config.survey.layers, head_is_split=has_parts)
+        found = self._config.survey
+        return TransformersModel(
+            loaded, found.layers, vocab_size=found.vocab_size, head_is_split=has_parts
+        )
 
     def check(self, model: Model, options: LoadOptions, make_cache: MakeCache) -> None:
         """Check that our attention, and all ranks together, compute what the model itself does.
