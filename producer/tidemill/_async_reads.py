@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import redis
 import redis.asyncio
 
 from tidemill._reads import Read
@@ -41,13 +42,15 @@ class SharedReads:
         return await asked.replies
 
     async def close(self) -> None:
-        """Give up what is under way."""
-        for trip in self._trips:
+        """End what is under way, as if the connection had been lost."""
+        trips = list(self._trips)
+        for trip in trips:
             trip.cancel()
-        await asyncio.gather(*self._trips, return_exceptions=True)
+        await asyncio.gather(*trips, return_exceptions=True)
 
     def _set_out(self) -> None:
-        asked, self._asked = self._asked, []
+        asked = [each for each in self._asked if not each.replies.done()]
+        self._asked = []
         for start in range(0, len(asked), _PER_TRIP):
             trip = asyncio.create_task(self._travel(asked[start : start + _PER_TRIP]))
             self._trips.add(trip)
@@ -57,8 +60,9 @@ class SharedReads:
         try:
             replies = await self._execute(asked)
         except asyncio.CancelledError:
+            # Those who asked were not cancelled, and must not look as if they had been.
             for each in asked:
-                each.replies.cancel()
+                _tell(each, redis.ConnectionError("the client was closed"))
             raise
         except Exception as error:
             for each in asked:

@@ -127,19 +127,22 @@ class Turns:
     def __init__(self) -> None:
         self._beginning: deque[Subscription] = deque()
         self._running: deque[Subscription] = deque()
-        self._is_due = False
+        #: The event loop in which the next turn is due, if one is.
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def add(self, reader: Subscription) -> None:
         """Wake a reader when its turn comes; it must be waiting."""
         (self._running if reader.has_begun else self._beginning).append(reader)
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._take_turn)
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            loop.call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         for readers in (self._beginning, self._running):
             for _ in range(min(PER_TURN, len(readers))):
                 readers.popleft().wake()
-        self._is_due = bool(self._beginning or self._running)
-        if self._is_due:
-            asyncio.get_running_loop().call_soon(self._take_turn)
+        loop = asyncio.get_running_loop()
+        self._loop = loop if self._beginning or self._running else None
+        if self._loop is not None:
+            loop.call_soon(self._take_turn)

@@ -186,3 +186,26 @@ async def test_a_timer_keeps_no_reader_alive() -> None:
     del reader, wait
     gc.collect()
     assert gone() is None
+
+
+def test_turns_go_on_in_another_event_loop_when_one_ended_in_a_burst() -> None:
+    turns = Turns()
+
+    async def leave_in_a_burst() -> None:
+        readers = [Subscription(f"c{number}", turns) for number in range(500)]
+        waits = [asyncio.create_task(reader.get(30)) for reader in readers]
+        await asyncio.sleep(0)
+        for reader in readers:
+            reader.put(Notice(reader.channel, b"x"))
+        for wait in waits:
+            wait.cancel()
+
+    async def read() -> Notice | None:
+        reader = Subscription("c", turns)
+        wait = asyncio.create_task(reader.get(30))
+        await asyncio.sleep(0)
+        reader.put(Notice("c", b"x"))
+        return await wait
+
+    asyncio.run(leave_in_a_burst())
+    assert asyncio.run(read()) == Notice("c", b"x")

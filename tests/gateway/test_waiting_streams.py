@@ -117,7 +117,7 @@ async def test_a_reader_that_leaves_takes_nothing_from_those_it_shared_with() ->
     assert leaving.cancelled()
 
 
-async def test_who_asks_when_all_is_closed_is_not_left_waiting() -> None:
+async def test_a_reader_hears_of_an_error_when_its_client_is_closed() -> None:
     server = Server()
     server.may_answer.clear()
     reads = shared(server)
@@ -125,8 +125,19 @@ async def test_who_asks_when_all_is_closed_is_not_left_waiting() -> None:
     while not server.trips:
         await asyncio.sleep(0)
     await reads.close()
-    await asyncio.wait({asked})
-    assert asked.cancelled()
+    # It was not cancelled, so it must not look as if it had been.
+    with pytest.raises(redis.ConnectionError):
+        await asked
+
+
+async def test_for_readers_that_have_left_nobody_sets_out() -> None:
+    server = Server()
+    reads = shared(server)
+    leaving = asyncio.create_task(reads.send(look("a")))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert await reads.send(look("b")) == [("b",)]
+    assert server.trips == [[("b",)]]
 
 
 async def test_long_waits_that_began_at_different_moments_end_at_one(
