@@ -10,7 +10,7 @@ from gateway.conftest import MODEL, Site
 from support.tiny_chat_model import CHAT_TEMPLATE, MAX_MODEL_LEN
 from support.tiny_tokenizers import SPECIAL, byte_level_tokenizer
 from tidemill.gateway.app import MAX_PROMPT_BODY_BYTES
-from tidemill.gateway.body_limit import MAX_COMMAS, MAX_OPENED
+from tidemill.gateway.body_limit import MAX_COLONS, MAX_COMMAS, MAX_OPENED
 from tidemill.gateway.prompts import MAX_TEXT_BYTES
 from tidemill.protocol.codec import MAX_ARRAY_LEN
 from tidemill.service.prompt import MAX_MESSAGES
@@ -109,7 +109,11 @@ def test_bodies_with_one_prompt_are_no_longer_than_that_takes(site: Site) -> Non
 
 
 @pytest.mark.parametrize(
-    "values", ["[]," * MAX_OPENED, "{}," * MAX_OPENED, "5," * (MAX_COMMAS + 1)]
+    "values",
+    [
+        *("[]," * MAX_OPENED, "{}," * MAX_OPENED, "5," * (MAX_COMMAS + 1)),
+        "{" + '"":0,' * (MAX_COLONS + 1) + '"":0},',
+    ],
 )
 @pytest.mark.parametrize("kind", ["application/json", "text/plain", None])
 def test_bodies_of_too_many_values_are_refused_before_they_are_read(

@@ -15,16 +15,18 @@ from tidemill.protocol.errors import RequestTooLarge
 MIN_BYTES_PER_SECOND = 1024
 
 #: Of a body in JSON: reading it holds up everybody, for as long as there are values in it, of which
-#: lists and objects cost the most.  Both are counted by their signs, those within texts too.
+#: lists and objects cost the most, and then names.  All are counted by their signs, those within
+#: texts too.
 MAX_OPENED = 1 << 18
+MAX_COLONS = 1 << 19
 MAX_COMMAS = 1 << 20
 
 
 class BodyLimit:
     """ASGI middleware: answers 413 to a body that is too long, 408 to one that does not come.
 
-    What is no form may have ``MAX_OPENED`` lists and objects, and ``MAX_COMMAS``.  ``bounds`` names
-    the paths, by their beginnings, that take more or less than ``num_bytes``.
+    What is no form may have ``MAX_OPENED`` lists and objects, ``MAX_COLONS`` and ``MAX_COMMAS``.
+    ``bounds`` names the paths, by their beginnings, that take more or less than ``num_bytes``.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class _Body:
         self._limit = limit
         self._silence_seconds = silence_seconds
         self._is_form = is_form
-        self._num_bytes = self._num_opened = self._num_commas = 0
+        self._num_bytes = self._num_opened = self._num_colons = self._num_commas = 0
         self._waited_seconds = 0.0
         self._is_whole = False
 
@@ -84,12 +86,14 @@ class _Body:
 
     def _count(self, data: bytes) -> None:
         self._num_opened += data.count(b"[") + data.count(b"{")
+        self._num_colons += data.count(b":")
         self._num_commas += data.count(b",")
-        if self._num_opened > MAX_OPENED or self._num_commas > MAX_COMMAS:
+        is_opened_often = self._num_opened > MAX_OPENED
+        if is_opened_often or self._num_colons > MAX_COLONS or self._num_commas > MAX_COMMAS:
             raise HTTPException(
                 413,
-                f"the body has more than {MAX_OPENED} lists and objects, or {MAX_COMMAS} commas:"
-                " send less in one request",
+                f"the body has more than {MAX_OPENED} lists and objects, {MAX_COLONS} colons or"
+                f" {MAX_COMMAS} commas: send less in one request",
             )
 
     async def _next(self) -> Message:

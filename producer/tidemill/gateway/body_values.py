@@ -1,13 +1,16 @@
 """What JSON can say and neither the queue nor a store can hold: found, and told by its place."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import orjson
 from fastapi import HTTPException, Request
 
 from tidemill.gateway.checks import refuse
+from tidemill.gateway.json_bodies import LONG_BYTES
 from tidemill.protocol.errors import InvalidRequest
+from tidemill.service.offload import beside_loop
 
 #: Levels of a body, one in the other.  orjson writes 254, and what is kept of a body wraps it.
 MAX_DEPTH = 200
@@ -29,7 +32,12 @@ async def check_json(request: Request) -> None:
     if not _is_json(given):
         told = f"is {given[:80]!r}" if given else "is missing"
         raise HTTPException(415, f"the header Content-Type {told}: send application/json")
-    check_values(await request.json())
+    body = await request.json()
+    if _can_be_written(body):
+        return
+    if len(await request.body()) < LONG_BYTES:
+        raise _first_wrong(body)
+    raise await beside_loop(partial(_first_wrong, body))
 
 
 def check_values(body: Any) -> None:
@@ -38,13 +46,16 @@ def check_values(body: Any) -> None:
     These are integers of more than 64 bits, texts with half of a surrogate pair, and nesting of
     more than ``MAX_DEPTH`` levels.
     """
-    if _can_be_written(body):
-        return
+    if not _can_be_written(body):
+        raise _first_wrong(body)
+
+
+def _first_wrong(body: Any) -> InvalidRequest:
     for place, depth, value in _walk(body):
         if reason := _reason(value, depth):
-            raise _wrong(place, reason)
+            return _wrong(place, reason)
     # Within the spare levels: too deep for some of what is made of a body.
-    raise _wrong(None, f"it has more than {MAX_DEPTH} levels, one in the other")
+    return _wrong(None, f"it has more than {MAX_DEPTH} levels, one in the other")
 
 
 def _is_json(content_type: str) -> bool:

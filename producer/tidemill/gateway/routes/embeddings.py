@@ -5,10 +5,11 @@ from starlette.responses import Response
 
 from tidemill.gateway.call import CurrentCall
 from tidemill.gateway.embedding import plan_embeddings
+from tidemill.gateway.json_bodies import JsonRoute
 from tidemill.gateway.kind_plans import answer_kind
 from tidemill.gateway.openai_models.embeddings import EmbeddingList, EmbeddingRequest
 
-router = APIRouter(tags=["embeddings"])
+router = APIRouter(tags=["embeddings"], route_class=JsonRoute)
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingList)

@@ -15,6 +15,7 @@ from tidemill.gateway.disconnects import ClientGone, while_connected
 from tidemill.gateway.errors import CLIENT_GONE_STATUS
 from tidemill.gateway.job_requests import plan_job
 from tidemill.gateway.jobs import renamed
+from tidemill.gateway.json_bodies import JsonRoute
 from tidemill.gateway.openai_models.jobs import (
     NOT_YET,
     STREAM,
@@ -46,7 +47,7 @@ from tidemill.protocol.errors import (
 )
 from tidemill.result import Result, not_found
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(tags=["jobs"], route_class=JsonRoute)
 
 #: How long a request for a result may wait; proxies seldom have more patience.
 MAX_WAIT_SECONDS = 300.0

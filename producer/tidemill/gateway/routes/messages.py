@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from tidemill.gateway.call import CurrentCall
+from tidemill.gateway.json_bodies import JsonRoute
 from tidemill.gateway.messaging import answer_message, count_tokens
 from tidemill.gateway.openai_models.messages import (
     CountedRequest,
@@ -15,7 +16,7 @@ from tidemill.gateway.openai_models.messages import (
 )
 from tidemill.gateway.openai_models.streaming import EVENTS
 
-router = APIRouter(tags=["messages"])
+router = APIRouter(tags=["messages"], route_class=JsonRoute)
 
 _STREAM_OR_BODY: dict[int | str, dict[str, Any]] = {
     200: {

@@ -10,6 +10,7 @@ from tidemill.batches.terms import checked_limit
 from tidemill.gateway.answering import json_response
 from tidemill.gateway.call import CurrentCall
 from tidemill.gateway.checks import refuse
+from tidemill.gateway.json_bodies import JsonRoute
 from tidemill.gateway.openai_models.responses import (
     STREAM_OR_RESPONSE,
     DeletedResponse,
@@ -29,7 +30,7 @@ from tidemill.gateway.responding import (
 )
 from tidemill.gateway.shaping.responses import with_ids
 
-router = APIRouter(tags=["responses"])
+router = APIRouter(tags=["responses"], route_class=JsonRoute)
 
 _DEFAULT_ITEMS, _MAX_ITEMS = 20, 100
 

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from tidemill.gateway.call import CurrentCall
+from tidemill.gateway.json_bodies import JsonRoute
 from tidemill.gateway.kind_plans import answer_kind
 from tidemill.gateway.openai_models.scores import (
     Ranking,
@@ -13,7 +14,7 @@ from tidemill.gateway.openai_models.scores import (
 )
 from tidemill.gateway.scoring import plan_ranking, plan_scores
 
-router = APIRouter(tags=["scores"])
+router = APIRouter(tags=["scores"], route_class=JsonRoute)
 
 
 @router.post("/score", response_model=ScoreList)

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from tidemill.gateway.call import CurrentCall
 from tidemill.gateway.chatting import continued
 from tidemill.gateway.checks import refuse, valid_text
+from tidemill.gateway.json_bodies import JsonRoute
 from tidemill.gateway.openai_models.tokenize import (
     Detokenized,
     DetokenizeRequest,
@@ -25,7 +26,7 @@ from tidemill.service.offload import beside_loop
 from tidemill.service.prompt import check_vocabulary
 from tidemill.service.tokenizer import Tokenizer
 
-router = APIRouter(tags=["tokenizer"])
+router = APIRouter(tags=["tokenizer"], route_class=JsonRoute)
 
 
 @router.post("/tokenize", response_model=Tokens)
