@@ -1,15 +1,26 @@
 """Bounds on what uvicorn leaves to others: long and slow headers, readers that do not read."""
 
 import asyncio
+import fcntl
 import json
+import struct
+import termios
 from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tidemill.gateway.request_ids import HEADER, accepted_id
+
 #: Of the request line and the headers together; nginx takes 32 KiB, h11 64.
 MAX_HEAD_BYTES = 32 * 1024
 MAX_HEADERS = 100
+#: So often within its time it is looked whether a reader has taken anything.
+_LOOKS = 4
+#: How long, while the process stops, a client may take to answer the end of TLS; those that keep
+#: connections for later do not.  Behind an answer more, for what is still on its way.
+_IDLE_FAREWELL_SECONDS = 1.0
+_FAREWELL_SECONDS = 5.0
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -29,7 +40,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._is_silent = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
-        self._is_refused = False
+        self._num_still_looks = 0
+        self._is_refused = self._is_stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
@@ -61,12 +73,26 @@ class BoundedHttp(HttpToolsProtocol):
         """Wait for the client, who has not taken what was sent."""
         super().pause_writing()
         self._stop_reader_timer()
-        self._reader_timer = self.loop.call_later(self.READER_SECONDS, self.transport.abort)
+        self._num_still_looks = 0
+        self._await_reader()
 
     def resume_writing(self) -> None:
         """Go on: the client has taken most of it."""
         super().resume_writing()
         self._stop_reader_timer()
+
+    def shutdown(self) -> None:
+        """Close the connection once nothing is answered on it."""
+        self._is_stopping = True
+        super().shutdown()
+        if self.transport.is_closing():
+            self._abort_later(_IDLE_FAREWELL_SECONDS)
+
+    def on_response_complete(self) -> None:
+        """Begin the next request, or let the connection end."""
+        super().on_response_complete()
+        if self._is_stopping:
+            self._abort_later(_FAREWELL_SECONDS)
 
     def on_message_begin(self) -> None:
         """Begin to count the head of a request."""
@@ -117,6 +143,30 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _abort_later(self, seconds: float) -> None:
+        if self.scheme == "https":
+            self.loop.call_later(seconds, self.transport.abort)
+
+    def _await_reader(self) -> None:
+        # Nothing is sent meanwhile, so that whatever changes has been taken.
+        self._reader_timer = self.loop.call_later(
+            self.READER_SECONDS / _LOOKS, self._look_at_reader, self._num_untaken()
+        )
+
+    def _look_at_reader(self, num_before: tuple[int, int]) -> None:
+        has_taken = self._num_untaken() != num_before
+        self._num_still_looks = 0 if has_taken else self._num_still_looks + 1
+        if self._num_still_looks < _LOOKS:
+            self._await_reader()
+        else:
+            self.transport.abort()
+
+    def _num_untaken(self) -> tuple[int, int]:
+        """Bytes that are not sent, and those the client's side has not acknowledged."""
+        connection = self.transport.get_extra_info("socket")
+        unsent = self.transport.get_write_buffer_size()
+        return unsent, 0 if connection is None else _num_unacknowledged(connection.fileno())
+
     def _stop_reader_timer(self) -> None:
         if self._reader_timer is not None:
             self._reader_timer.cancel()
@@ -138,8 +188,23 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._is_refused = True
         self._stop_waiting()
-        self.transport.write(_refusal(status))
+        self.transport.write(_refusal(status, self._request_id()))
         self.transport.close()
+
+    def _request_id(self) -> str:
+        scope: Any = self.scope or {}
+        given = dict(scope.get("headers", ())).get(HEADER.encode(), b"")
+        made = scope.get("state", {}).get("request_id")
+        return str(made or accepted_id(given.decode("latin-1")))
+
+
+def _num_unacknowledged(descriptor: int) -> int:
+    try:
+        told = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
+    except OSError:
+        # Not of every kind of connection is it known; then what we have not sent must do.
+        return 0
+    return int(struct.unpack("i", told)[0])
 
 
 _REFUSALS = {
@@ -152,13 +217,13 @@ _REFUSALS = {
 }
 
 
-def _refusal(status: HTTPStatus) -> bytes:
+def _refusal(status: HTTPStatus, request_id: str) -> bytes:
     message, code = _REFUSALS[status]
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     body = json.dumps({"error": error}, separators=(",", ":")).encode()
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        f"content-length: {len(body)}\r\n{HEADER}: {request_id}\r\nconnection: close\r\n\r\n"
     )
     return head.encode() + body
 

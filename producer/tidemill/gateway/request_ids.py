@@ -25,8 +25,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER, "")
-        request_id = given if _ACCEPTED.fullmatch(given) else f"req_{new_ulid()}"
+        request_id = accepted_id(Headers(scope=scope).get(HEADER, ""))
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
@@ -35,3 +34,8 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+def accepted_id(given: str) -> str:
+    """Return the id that a request has given, or a new one if it gave none that can be used."""
+    return given if _ACCEPTED.fullmatch(given) else f"req_{new_ulid()}"
