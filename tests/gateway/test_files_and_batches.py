@@ -10,7 +10,7 @@ import pytest
 
 from gateway.client import ask, post
 from gateway.conftest import MODEL, Site
-from tidemill.gateway.uploads import UploadForm
+from tidemill.gateway.uploads import MAX_FIELD_BYTES, MAX_PARTS, UploadForm
 from tidemill.protocol.errors import InvalidRequest
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -165,8 +165,24 @@ def test_a_form_means_the_same_however_it_is_cut() -> None:
 def test_fields_that_are_not_the_file_are_bounded() -> None:
     form = UploadForm("multipart/form-data; boundary=b")
     head = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n'
-    with pytest.raises(InvalidRequest, match="fields"):
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_FIELD_BYTES} bytes"):
         form.feed(head + bytes(100_000))
+
+
+@pytest.mark.parametrize("header", [b"Content-Disposition: form-data; name=", b"X-", b"X: "])
+def test_what_stands_above_the_parts_of_a_form_is_bounded(header: bytes) -> None:
+    form = UploadForm("multipart/form-data; boundary=b")
+    part = b"--b\r\n" + header + b"a" * 4000 + b": \r\n\r\n\r\n"
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_FIELD_BYTES} bytes"):
+        form.feed(part * (MAX_FIELD_BYTES // 4000 + 1))
+
+
+def test_a_form_has_a_bounded_number_of_parts() -> None:
+    part = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n'
+    form = UploadForm("multipart/form-data; boundary=b")
+    form.feed(part * MAX_PARTS)
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_PARTS} fields"):
+        form.feed(part)
 
 
 def test_a_boundary_that_is_too_long_is_refused_and_so_is_json_that_is_too_deep() -> None:

@@ -9,8 +9,10 @@ from python_multipart.multipart import parse_options_header
 
 from tidemill.protocol.errors import InvalidRequest
 
-#: Of all fields but the file.
-_MAX_FIELD_BYTES = 64 * 1024
+#: The file and all other fields.
+MAX_PARTS = 1000
+#: Of all fields but the file, and of what stands above fields and file.
+MAX_FIELD_BYTES = 64 * 1024
 
 
 class UploadForm:
@@ -50,7 +52,7 @@ class UploadForm:
         self._name, self._value = "", bytearray()
         self._is_file = self._is_whole = False
         self._pieces: list[bytes] = []
-        self._num_field_bytes = 0
+        self._num_field_bytes = self._num_parts = 0
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take the next piece of the body; returns what it holds of the file."""
@@ -85,13 +87,18 @@ class UploadForm:
         return parts or None
 
     def _begin_part(self) -> None:
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise _wrong(f"it has more than {MAX_PARTS} fields")
         self._disposition, self._header = b"", (b"", b"")
         self._name, self._value, self._is_file = "", bytearray(), False
 
     def _take_name(self, data: bytes, start: int, end: int) -> None:
+        self._count(end - start)
         self._header = (self._header[0] + data[start:end], self._header[1])
 
     def _take_value(self, data: bytes, start: int, end: int) -> None:
+        self._count(end - start)
         self._header = (self._header[0], self._header[1] + data[start:end])
 
     def _end_header(self) -> None:
@@ -113,10 +120,16 @@ class UploadForm:
         if self._is_file:
             self._pieces.append(data[start:end])
             return
-        self._num_field_bytes += end - start
-        if self._num_field_bytes > _MAX_FIELD_BYTES:
-            raise _wrong(f"its fields have more than {_MAX_FIELD_BYTES} bytes")
+        self._count(end - start)
         self._value += data[start:end]
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_field_bytes += num_bytes
+        if self._num_field_bytes > MAX_FIELD_BYTES:
+            raise _wrong(
+                f"its fields and their headers have more than {MAX_FIELD_BYTES} bytes, those of"
+                " the file not counted"
+            )
 
     def _end_part(self) -> None:
         if not self._is_file:
