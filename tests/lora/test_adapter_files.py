@@ -75,6 +75,12 @@ def test_the_digest_follows_both_files(
         ("alpha_pattern", {"q_proj": 3}),
         ("layer_replication", [[0, 2]]),
         ("init_lora_weights", "pissa"),
+        ("alora_invocation_tokens", [7, 8, 9]),
+        ("use_qalora", True),
+        ("use_bdlora", {"nblocks": 2}),
+        ("ensure_weight_tying", True),
+        ("arrow_config", {"top_k": 3}),
+        ("what_a_later_peft_may_add", 0.5),
     ],
 )
 def test_what_we_do_not_compute_is_refused_by_its_name(
@@ -84,6 +90,91 @@ def test_what_we_do_not_compute_is_refused_by_its_name(
 
     with pytest.raises(UnsupportedModel, match=setting):
         read_adapter(directory)
+
+
+#: What PEFT 0.21 saves of a plain adapter beside what ``write_adapter`` does.
+_SAVED_BY_PEFT: dict[str, Any] = {
+    "alora_invocation_tokens": None,
+    "alpha_pattern": {},
+    "arrow_config": None,
+    "auto_mapping": {"base_model_class": "LlamaForCausalLM", "parent_library": "transformers"},
+    "base_model_name_or_path": "some/model",
+    "corda_config": None,
+    "ensure_weight_tying": False,
+    "eva_config": {"rho": 2.0},
+    "exclude_modules": ["lm_head"],
+    "kasa_config": None,
+    "layer_replication": None,
+    "layers_pattern": "layers",
+    "layers_to_transform": [0, 1, 2],
+    "loftq_config": {},
+    "lora_bias": False,
+    "lora_dropout": 0.05,
+    "megatron_config": None,
+    "megatron_core": "megatron.core",
+    "peft_version": "0.21.2",
+    "qalora_group_size": 16,
+    "rank_pattern": {},
+    "revision": "main",
+    "runtime_config": {"ephemeral_gpu_offload": True},
+    "trainable_token_indices": None,
+    "use_bdlora": None,
+    "use_qalora": False,
+    "a_setting_of_tomorrow_that_is_off": None,
+}
+
+
+def test_settings_that_change_no_output_are_accepted(directory: Path) -> None:
+    change(directory, **_SAVED_BY_PEFT)
+
+    assert read_adapter(directory).rank == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"r": 8}, "rank 8, its matrices have 4"),
+        ({"rank_pattern": {"q_proj": 2}}, "q_proj rank 2"),
+        ({"rank_pattern": {"_proj": 2}}, None),
+        ({"r": 8, "rank_pattern": {"self_attn.q_proj": 4, "mlp.down_proj": 4}}, None),
+        ({"r": 8, "rank_pattern": {r".*\.(q|down)_proj": 4}}, None),
+        ({"r": 8, "rank_pattern": {r".*\.(q|down)_proj": 2}}, "rank 2 or 8"),
+        ({"r": True}, "r must be"),
+        ({"rank_pattern": [4]}, "rank_pattern must be"),
+        ({"use_rslora": "no"}, "use_rslora must be"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be"),
+    ],
+)
+def test_settings_that_contradict_the_matrices_are_told(
+    directory: Path, settings: dict[str, Any], refused: str | None
+) -> None:
+    change(directory, **settings)
+
+    if refused is None:
+        assert read_adapter(directory).rank == 4
+    else:
+        with pytest.raises(DamagedModel, match=refused):
+            read_adapter(directory)
+
+
+def test_matrices_that_are_not_finite_are_refused_by_the_layer(directory: Path) -> None:
+    change(directory, lora_alpha=1e300)
+
+    with pytest.raises(DamagedModel, match=r"layers\.0\.self_attn\.q_proj .* not finite"):
+        read_adapter(directory).matrices("model.layers.0.self_attn.q_proj")
+
+
+def test_whatever_reading_raises_is_a_model_error_that_names_the_directory(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(path: Path) -> bytes:
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+
+    with pytest.raises(DamagedModel, match=f"{directory}.*RuntimeError: unexpected"):
+        read_adapter(directory)
+    assert caplog.records[0].exc_info
 
 
 @pytest.mark.parametrize(

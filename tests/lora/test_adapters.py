@@ -1,5 +1,6 @@
 """Adapters come and go while a worker runs."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -153,3 +154,24 @@ def test_two_adapters_of_one_name_are_refused(tmp_path: Path) -> None:
         LoraConfig(modules=(("x", tmp_path), ("x", tmp_path)))
     with pytest.raises(ConfigError, match="no directory"):
         LoraConfig(directory=tmp_path / "missing")
+
+
+@pytest.mark.parametrize("damage", ["a number larger than a float", "a check that breaks"])
+def test_one_bad_directory_is_passed_over_with_a_warning_whatever_it_raises(
+    tmp_path: Path, write: Callable[..., Path], caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    config = write("bad") / "adapter_config.json"
+    if damage.startswith("a number"):
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_alpha": 10**400}))
+
+    def check(name: str, files: AdapterFiles) -> None:
+        if name == "bad":
+            raise ZeroDivisionError("unexpected")
+
+    adapters = Adapters(LoraConfig(directory=tmp_path), Loads(), check)
+    write("good")
+    assert adapters.rescan()
+
+    assert names_of(adapters) == ["good"]
+    warnings = [r for r in caplog.records if str(config.parent) in r.getMessage()]
+    assert len(warnings) == 1, "it is told once, until it changes"

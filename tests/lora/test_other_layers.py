@@ -73,8 +73,8 @@ def test_single_experts_are_refused_by_name(tmp_path: Path) -> None:
     directory = write_adapter(tmp_path / "adapter", model, ("q_proj",))
     module = "base_model.model.model.layers.0.block_sparse_moe.experts.0.w1"
     tensors = {
-        f"{module}.lora_A.weight": torch.ones(2, 64),
-        f"{module}.lora_B.weight": torch.ones(96, 2),
+        f"{module}.lora_A.weight": torch.ones(4, 64),
+        f"{module}.lora_B.weight": torch.ones(96, 4),
     }
     safetensors.torch.save_file(tensors, directory / "adapter_model.safetensors")
 

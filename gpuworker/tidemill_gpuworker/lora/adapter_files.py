@@ -1,37 +1,29 @@
 """An adapter as PEFT writes it: adapter_config.json and adapter_model.safetensors."""
 
 import hashlib
-import json
-import math
-from collections.abc import Mapping
+import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from tidemill.protocol.errors import DamagedModel, ModelNotFound, UnsafeModel, UnsupportedModel
+from tidemill.protocol.errors import (
+    DamagedModel,
+    ModelError,
+    ModelNotFound,
+    UnsafeModel,
+    UnsupportedModel,
+)
 from tidemill_gpuworker.loading.safetensors_file import SafetensorsFile
+from tidemill_gpuworker.lora.adapter_config import AdapterConfig, parse_adapter_config
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 _PICKLE_NAME = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
-#: Settings that change what an adapter computes, and the values that we know how to compute.
-_PLAIN_SETTINGS: dict[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "bias": (None, "none"),
-    "use_dora": (None, False),
-    "lora_bias": (None, False),
-    "fan_in_fan_out": (None, False),
-    "modules_to_save": (None, []),
-    "alpha_pattern": (None, {}),
-    "layer_replication": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "target_parameters": (None, []),
-    "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
-}
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +36,7 @@ class AdapterFiles:
     directory: Path
     digest: str
     rank: int
-    _config: Mapping[str, Any]
+    _config: AdapterConfig
     _weights: SafetensorsFile
 
     @property
@@ -60,24 +52,39 @@ class AdapterFiles:
         """Return A [rank, in features] and B [out features, rank] of a layer, B scaled; float32."""
         down = self._weights.read(_PREFIX + module + _DOWN).float()
         up = self._weights.read(_PREFIX + module + _UP).float()
-        return down, up * self._scale(down.shape[0])
-
-    def _scale(self, rank: int) -> float:
-        alpha = float(self._config["lora_alpha"])
-        return alpha / math.sqrt(rank) if self._config.get("use_rslora") else alpha / rank
+        scaled = up * self._config.scale(down.shape[0])
+        if not (down.isfinite().all() and scaled.isfinite().all()):
+            raise DamagedModel(
+                f"{self.directory}: the matrices of {module} hold numbers that are not finite",
+                fix="Check lora_alpha, and save or download the adapter again.",
+            )
+        return down, scaled
 
 
 def read_adapter(directory: Path) -> AdapterFiles:
-    """Read and check an adapter.
+    """Read and check an adapter; whatever is in the directory, raises no other error than these.
 
     Raises:
         ModelNotFound: there is none in the directory.
-        DamagedModel: a file is truncated or contradicts itself.
+        DamagedModel: a file is truncated or contradicts itself or the other one.
         UnsafeModel: the weights are a pickle.
         UnsupportedModel: it does what we do not compute; the message names the setting.
     """
+    try:
+        return _read_files(directory)
+    except ModelError:
+        raise
+    except Exception as error:
+        _log.warning("%s: reading the adapter failed", directory, exc_info=True)
+        raise DamagedModel(
+            f"{directory}: the adapter cannot be read: {type(error).__name__}: {error}",
+            fix="Save or download it again.",
+        ) from error
+
+
+def _read_files(directory: Path) -> AdapterFiles:
     raw = _read(directory / CONFIG_NAME)
-    config = _parse(raw, directory / CONFIG_NAME)
+    config = parse_adapter_config(raw, directory / CONFIG_NAME)
     if not (directory / WEIGHTS_NAME).is_file() and (directory / _PICKLE_NAME).is_file():
         raise UnsafeModel(
             f"{directory / _PICKLE_NAME} is a pickle, which can run code when loaded",
@@ -86,9 +93,15 @@ def read_adapter(directory: Path) -> AdapterFiles:
     weights_raw = _read(directory / WEIGHTS_NAME)
     weights = SafetensorsFile(directory / WEIGHTS_NAME)
     _check_names(weights)
-    ranks = [entry.shape[0] for name, entry in weights.entries.items() if name.endswith(_DOWN)]
+    ranks = {
+        name.removeprefix(_PREFIX).removesuffix(_DOWN): entry.shape[0]
+        for name, entry in weights.entries.items()
+        if name.endswith(_DOWN)
+    }
+    for module, rank in ranks.items():
+        config.check_rank(module, rank)
     digest = hashlib.sha256(hashlib.sha256(raw).digest() + hashlib.sha256(weights_raw).digest())
-    return AdapterFiles(directory, digest.hexdigest(), max(ranks), config, weights)
+    return AdapterFiles(directory, digest.hexdigest(), max(ranks.values()), config, weights)
 
 
 def _read(path: Path) -> bytes:
@@ -100,28 +113,6 @@ def _read(path: Path) -> bytes:
         ) from error
     except OSError as error:
         raise DamagedModel(f"{path} cannot be read: {error}", fix="Check it.") from error
-
-
-def _parse(raw: bytes, path: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise DamagedModel(f"{path} is not JSON: {error}", fix="Download it again.") from error
-    if not isinstance(config, dict):
-        raise DamagedModel(f"{path} is not a JSON object", fix="Download it again.")
-    for name, known in _PLAIN_SETTINGS.items():
-        value = config.get(name)
-        if not any(value is each or value == each for each in known):
-            raise UnsupportedModel(
-                f"{path}: {name} {value!r} is not supported",
-                fix="Train the adapter without it, or merge it into the model's weights.",
-            )
-    alpha = config.get("lora_alpha")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
-        raise DamagedModel(
-            f"{path}: lora_alpha must be a number, not {alpha!r}", fix="Download it again."
-        )
-    return config
 
 
 def _check_names(weights: SafetensorsFile) -> None:

@@ -138,8 +138,11 @@ class Adapters:
             return self._checked(path.name, path)
         except ModelError as error:
             _log.warning("adapter %s is left out: %s", path, error)
-            self._refused[path.name] = stamp
-            return None
+        except Exception:
+            # One bad directory must not end the workers of all who look into it.
+            _log.warning("adapter %s is left out, it cannot be checked", path, exc_info=True)
+        self._refused[path.name] = stamp
+        return None
 
     def _checked(self, name: str, path: Path) -> _Found:
         """Read an adapter; whether it fits the model is known before a job asks for it."""
