@@ -30,6 +30,7 @@ from tidemill.service.job_inputs import (
     needs_tokenizer,
     prepare_job,
     validate_job,
+    with_known_defaults,
 )
 from tidemill.service.prompt import PreparedPrompt
 
@@ -257,11 +258,12 @@ def make_job(
     the model cannot run it.
     """
     request = _for_model(draft, card)
-    prompt = PreparedPrompt((), b"", 0, max_output=bound_of_output(request))
     if needs_tokenizer(request) and tokenizer is None:
+        request = with_known_defaults(request, card)
+        prompt = PreparedPrompt((), b"", 0, max_output=bound_of_output(request))
         validate_job(request, card)
     else:
-        prepared = prepare_job(request, tokenizer, card, salt)
+        prepared = prepare_job(request, tokenizer, card, salt, is_new=True)
         request, prompt = prepared.request, prepared.prompt
     checked_size(request)
     return NewJob(
@@ -301,7 +303,8 @@ def _sampling_params(options: dict[str, Any]) -> SamplingParams:
             field="params",
             fix="Give SamplingParams(...), or its fields as keyword arguments.",
         )
-    given = {} if params is None else params.model_dump()
+    # What it does not say itself has the model's default.
+    given = {} if params is None else params.model_dump(exclude_unset=True)
     return SamplingParams(**{**given, **options})
 
 

@@ -26,6 +26,7 @@ from tidemill.protocol.messages import (
     WorkerInfo,
     WorkerStatus,
 )
+from tidemill.protocol.sampling_defaults import SamplingDefaults
 from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill.protocol.wire_model import WireModel
 
@@ -120,6 +121,7 @@ MESSAGES = [
     messages.JobResult,
     messages.WorkerInfo,
     messages.ModelCard,
+    SamplingDefaults,
     messages.WorkerStatus,
     messages.FinishedSequence,
     messages.KvEvents,

@@ -17,6 +17,8 @@ from tidemill.protocol.errors import (
     UnsupportedVersion,
 )
 from tidemill.protocol.messages import GenerateRequest, JobTerms, ModelCard
+from tidemill.protocol.sampling import SamplingParams
+from tidemill.protocol.sampling_defaults import SamplingDefaults
 from tidemill_scheduler.intake.front_entry import FrontEntry, make_front_job, parse_entry
 
 CARD = ModelCard(
@@ -49,6 +51,17 @@ def test_json_and_msgpack_say_the_same(pack: Any) -> None:
     assert make_front_job(entry, CARD, "00").request.prefix_id == "p"
     assert (entry.model, entry.terms.delay_ms, entry.idempotency_key) == ("m", 5, "k")
     assert entry.lane == "default m"
+
+
+def test_what_an_entry_leaves_out_has_the_models_default() -> None:
+    defaults = SamplingDefaults(temperature=0.5, top_k=20, max_tokens=7)
+    card = CARD.model_copy(update={"sampling_defaults": defaults})
+    entry = parse({"request": {"prompt_ids": [1, 2], "params": {"temperature": 1.0}}})
+
+    job = make_front_job(entry, card, "00")
+
+    assert job.request.params == SamplingParams(top_k=20, max_tokens=7)
+    assert job.max_output == 7
 
 
 def test_an_entry_without_a_key_is_its_own_key() -> None:

@@ -21,6 +21,7 @@ from tidemill_gpuworker.engine.output_processor import OutputProcessor
 from tidemill_gpuworker.engine.sequence import Sequence
 from tidemill_gpuworker.engine.served_model import ServedModel
 from tidemill_gpuworker.loading.context_fit import fitting_context
+from tidemill_gpuworker.loading.generation_config import sampling_defaults
 from tidemill_gpuworker.loading.model_choice import ModelSource, NativeSource, choose_model
 from tidemill_gpuworker.lora.adapters import Adapters
 from tidemill_gpuworker.lora.layers import AdaptableLayers
@@ -263,6 +264,7 @@ def _card(
         eos_token_ids=tokenizer.eos_token_ids,
         max_logprobs=config.max_logprobs,
         max_n=config.max_n,
+        sampling_defaults=sampling_defaults(config),
     )
 
 

@@ -9,6 +9,7 @@ from tidemill_gpuworker.lora.config import DEFAULT_MAX_LORAS, DEFAULT_MAX_RANK, 
 from tidemill_gpuworker.options.option_values import (
     count,
     gib,
+    json_object,
     ms,
     num_logprobs,
     num_outputs,
@@ -206,4 +207,18 @@ def add_sampling_options(group: argparse._ArgumentGroup) -> None:
         choices=("raw_logprobs", "processed_logprobs"),
         default="raw_logprobs",
         help="of the model's logits, or after penalties, temperature and filters (%(default)s)",
+    )
+    group.add_argument(
+        "--generation-config",
+        default="auto",
+        metavar="auto|vllm|DIR",
+        help="whose generation_config.json says what requests sample with that do not say it: the"
+        " model's, nobody's, or that of a directory (%(default)s)",
+    )
+    group.add_argument(
+        "--override-generation-config",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help='values in place of those in that file, for example {"temperature": 0.5} (none)',
     )

@@ -1,8 +1,10 @@
 """Values of command-line options; argparse tells what is wrong with one."""
 
 import argparse
+import json
 import re
 from decimal import Decimal
+from typing import Any
 
 from tidemill.protocol.sampling import ALL_LOGPROBS, MAX_N
 
@@ -33,6 +35,17 @@ def _number(text: str) -> int:
             f"{text} is no whole number: {suffix} is a power of 1024, {suffix.lower()} of 1000"
         )
     return int(number) << 10 * (_POWERS.index(suffix.lower()) + 1)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text[:80]} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text[:80]} is not a JSON object")
+    return value
 
 
 def num_outputs(text: str) -> int:

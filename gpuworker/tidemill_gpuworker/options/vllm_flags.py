@@ -31,7 +31,6 @@ FLAGS: dict[str, Renamed | Noted | Refused] = OTHER_FLAGS | {
     "--seed": Noted("every job has a seed of its own"),
     "--load-format": Noted("weights are read from safetensors or GGUF", ("auto", "safetensors")),
     "--tokenizer-mode": Noted("tokenizer.json is what is read", ("auto", "fast")),
-    "--generation-config": Noted("end tokens come from the model, sampling from the job"),
     "--prefix-caching-hash-algo": Noted("blocks are always named by sha256_cbor"),
     "--scheduling-policy": Noted("jobs always run by class, then priority, then age"),
     "--stream-interval": Noted("tokens are published at once, and together while one is written"),

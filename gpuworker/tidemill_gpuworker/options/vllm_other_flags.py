@@ -103,7 +103,7 @@ GROUPS: tuple[tuple[Renamed | Noted | Refused, str], ...] = (
         "--rope-scaling --rope-theta --hf-overrides --disable-sliding-window"
         " --model-class-overrides --hf-config-path --config-format --override-pooler-config"
         " --pooler-config --override-neuron-config --model-loader-extra-config"
-        " --override-generation-config --quantization-config --quantization-param-path"
+        " --quantization-config --quantization-param-path"
         " --kv-cache-dtype-skip-layers --calculate-kv-scales --code-revision --tokenizer-revision"
         " --tokenizer-pool-size --tokenizer-pool-type --tokenizer-pool-extra-config"
         " --skip-tokenizer-init --allow-deprecated-quantization",

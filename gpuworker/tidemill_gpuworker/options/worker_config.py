@@ -1,8 +1,9 @@
 """The settings of one worker process."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE
 from tidemill.protocol.sampling import DEFAULT_MAX_LOGPROBS, DEFAULT_MAX_N
@@ -63,6 +64,8 @@ class WorkerConfig:
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     max_n: int = DEFAULT_MAX_N
     logprobs_mode: str = "raw_logprobs"
+    generation_config: str = "auto"
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     gpu_memory_utilization: float = 0.9

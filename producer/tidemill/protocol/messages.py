@@ -12,6 +12,7 @@ from tidemill.protocol.logprobs import TokenLogprobs
 from tidemill.protocol.outcomes import Outcome
 from tidemill.protocol.prefix import DEFAULT_BLOCK_SIZE, ROUTING_HASH_BYTES
 from tidemill.protocol.sampling import DEFAULT_MAX_LOGPROBS, DEFAULT_MAX_N, SamplingParams
+from tidemill.protocol.sampling_defaults import SamplingDefaults
 from tidemill.protocol.step_cost import StepCost, StepFeatures
 from tidemill.protocol.structured import StructuredOutput
 from tidemill.protocol.values import (
@@ -234,6 +235,7 @@ class ModelCard(WireModel):
     most outputs.  ``task`` is
     the kind of jobs it is for, ``embedding_size`` the length of its vectors, 0 if it makes none.
     ``blob_store`` tells which blob store its workers read stored audio from, "" if from none.
+    ``sampling_defaults`` are for what a request leaves out, to be filled in by who submits it.
     """
 
     name: Name
@@ -249,6 +251,7 @@ class ModelCard(WireModel):
     embedding_size: int = Field(default=0, ge=0)
     blob_store: str = Field(default="", max_length=64)
     adapters: tuple[AdapterCard, ...] = Field(default=(), max_length=MAX_ADAPTERS)
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
 
 
 class FinishedSequence(WireModel):

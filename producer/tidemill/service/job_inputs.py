@@ -24,9 +24,11 @@ from tidemill.service.prompt import (
     check_digest,
     check_vocabulary,
     most_tokens,
-    prepare,
+    prepare_ids,
+    tokenize,
     validate,
 )
+from tidemill.service.sampling_defaults import with_defaults
 
 if TYPE_CHECKING:  # an SDK without the tokenizer extra still checks token ids
     from tidemill.service.tokenizer import Tokenizer
@@ -76,12 +78,23 @@ def needs_tokenizer(request: Request) -> bool:
 
 
 def prepare_job(
-    request: Request, tokenizer: "Tokenizer | None", card: ModelCard, salt: bytes
+    request: Request,
+    tokenizer: "Tokenizer | None",
+    card: ModelCard,
+    salt: bytes,
+    *,
+    is_new: bool = False,
 ) -> PreparedJob:
-    """Tokenise and check a request; ``salt`` is the tenant's.  Raises ``InvalidRequest``."""
+    """Tokenise and check a request; ``salt`` is the tenant's.  Raises ``InvalidRequest``.
+
+    ``is_new`` fills in the model's sampling defaults: the request comes from its caller.
+    """
     check_kind(request.kind, card)
     if isinstance(request, GenerateRequest):
-        prompt = prepare(request, tokenizer, card, salt)
+        ids = tokenize(request, tokenizer, card)
+        if is_new:
+            request = with_defaults(request, card, len(ids))
+        prompt = prepare_ids(request, ids, card, salt)
         text = {"prompt": None, "messages": None}
         return PreparedJob(_with_digest(request, card, **text, prompt_ids=prompt.ids), prompt)
     if isinstance(request, TranscribeRequest):
@@ -105,6 +118,14 @@ def validate_job(request: Request, card: ModelCard) -> None:
         for index, item in enumerate(request.inputs):
             if not isinstance(item, str) and not request.truncate:
                 _check_length(f"inputs.{index}", len(item), card)
+
+
+def with_known_defaults(request: Request, card: ModelCard) -> Request:
+    """Return a new request, whose text nobody tokenises yet, with the model's defaults."""
+    if not isinstance(request, GenerateRequest):
+        return request
+    ids = request.prompt_ids
+    return with_defaults(request, card, None if ids is None else len(ids))
 
 
 def most_job_tokens(request: Request, card: ModelCard) -> int:

@@ -46,7 +46,13 @@ def prepare(
     request: GenerateRequest, tokenizer: "Tokenizer | None", card: ModelCard, salt: bytes
 ) -> PreparedPrompt:
     """Tokenise, check and hash; ``salt`` is the tenant's.  Raises ``InvalidRequest``."""
-    ids = tokenize(request, tokenizer, card)
+    return prepare_ids(request, tokenize(request, tokenizer, card), card, salt)
+
+
+def prepare_ids(
+    request: GenerateRequest, ids: tuple[int, ...], card: ModelCard, salt: bytes
+) -> PreparedPrompt:
+    """Check and hash a request whose prompt is these tokens; raises ``InvalidRequest``."""
     validate(request, len(ids), card)
     extra = _extra_keys(request, card, salt)
     hashes = hash_blocks(ids, card.block_size, extra)

@@ -22,7 +22,12 @@ from tidemill.protocol.keys import FRONT_KEY, RESERVED_KEYS
 from tidemill.protocol.messages import GenerateRequest, JobTerms, ModelCard, invalid_request
 from tidemill.protocol.requests import REQUESTS, Request, kind_of
 from tidemill.protocol.wire_model import WireModel
-from tidemill.service.job_inputs import bound_of_output, most_job_tokens, validate_job
+from tidemill.service.job_inputs import (
+    bound_of_output,
+    most_job_tokens,
+    validate_job,
+    with_known_defaults,
+)
 
 #: Stands for "the only model that is served", in the digest of the body too.
 ANY_MODEL = "-"
@@ -102,6 +107,7 @@ def make_front_job(entry: FrontEntry, card: ModelCard, shard: str) -> NewJob:
     the model cannot run it.
     """
     request = entry.request.model_copy(update={"model": card.name})
+    request = with_known_defaults(request, card)
     validate_job(request, card)
     _checked(request)
     return NewJob(
