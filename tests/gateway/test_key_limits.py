@@ -1,11 +1,13 @@
 """What an API key has left, in OpenAI's headers."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Coroutine, Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 
 import httpx2 as httpx
 import pytest
+from starlette.requests import Request
 
 from gateway.conftest import MODEL, Site
 from gateway.locked import LockedGate, locked_gate
@@ -13,8 +15,11 @@ from support.shard import KEYS
 from support.wait import wait_until
 from tidemill._link import Link
 from tidemill.access.api_keys import KeyScope
-from tidemill.gateway.key_limits import headers_of, span
+from tidemill.gateway.identity import Identity
+from tidemill.gateway.key_limits import KeyAccount, headers_of, span
+from tidemill.protocol.calls import NewJob
 from tidemill.protocol.calls.access import Charged, KeyLimits
+from tidemill.protocol.messages import GenerateRequest, Usage
 
 COMPLETIONS = "/v1/completions"
 #: Takes 3 tokens and 4 more.
@@ -53,6 +58,35 @@ def test_headers_tell_only_of_bounds_that_there_are() -> None:
     assert headers_of(KeyLimits(), Charged(0, "", None, None)) == {}
     nothing = headers_of(KeyLimits(requests=0), Charged(60_000, "requests", 0, None))
     assert nothing["x-ratelimit-reset-requests"] == "1m0s"
+
+
+async def test_a_job_that_was_cancelled_has_used_its_prompt() -> None:
+    charges: list[int] = []
+
+    class Bucket:
+        """Stands for the gateway's state: what is taken of the key, and what comes back."""
+
+        async def charge(self, _: Identity, *, requests: int = 0, tokens: int = 0) -> Charged:
+            charges.append(tokens)
+            return Charged(0, "", None, 1000)
+
+        def spawn(self, chore: Coroutine[Any, Any, None], _: str) -> None:
+            tasks.append(asyncio.ensure_future(chore))
+
+    tasks: list[asyncio.Future[None]] = []
+    identity = Identity("acme", limits=KeyLimits(tokens=1000))
+    account = KeyAccount(cast(Any, Bucket()), identity, Request({"type": "http", "state": {}}))
+    request = GenerateRequest(model=MODEL, prompt_ids=(5,) * 300)
+    counted, uncounted = (
+        NewJob(name, request, cost=cost, num_tokens=500, max_output=200)
+        for name, cost in (("a", 300), ("b", 0))
+    )
+    await account.take_jobs([counted, uncounted])
+    account.settle("a", Usage(prompt_tokens=300, completion_tokens=20))
+    # Nobody has counted the prompt of this one, so that it may have been computed.
+    account.settle("b", Usage(completion_tokens=20))
+    await asyncio.gather(*tasks)
+    assert charges == [1000, -180, -180]
 
 
 def test_a_request_takes_prompt_and_longest_answer_and_gets_back_what_it_did_not_use(

@@ -15,7 +15,14 @@ from tidemill.protocol.errors import (
 )
 from tidemill.protocol.functions import LIBRARY, LUA_SOURCE, ensure_library, run, run_each, run_many
 from tidemill.protocol.ids import new_job_id
-from tidemill.protocol.messages import JobEnd, JobResult, ModelCard, WorkerInfo, WorkerStatus
+from tidemill.protocol.messages import (
+    JobEnd,
+    JobResult,
+    ModelCard,
+    Usage,
+    WorkerInfo,
+    WorkerStatus,
+)
 
 pytestmark = pytest.mark.leaks_keys
 
@@ -254,6 +261,32 @@ def test_cancelling_a_running_job_keeps_its_tokens_and_tells_its_worker(
     assert commands == [b"run", b"cancel"]
     assert not shard.append(redis_client, job_id, fence, 2, 1).owned
     assert shard.read_log(redis_client, job_id).ids == [0, 1]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 2])
+def test_what_ends_without_its_worker_has_used_its_prompt_if_a_worker_had_it(
+    redis_client: redis.Redis, num_tokens: int
+) -> None:
+    epoch = shard.lead(redis_client)
+    waiting, running, late = (shard.submit(redis_client) for _ in range(3))
+    for job_id in (running, late):
+        fence = shard.dispatch(redis_client, job_id, epoch).fence
+        if num_tokens:
+            shard.append(redis_client, job_id, fence, 0, num_tokens)
+    redis_client.hset(KEYS.job(late), "dl", 1)
+    redis_client.zadd(KEYS.due, {late: 1})
+    shard.cancel(redis_client, waiting)
+    shard.cancel(redis_client, running, "wkr_a")
+    assert shard.expire(redis_client, late, "wkr_a") == "deadline"
+    used = Usage(prompt_tokens=3, completion_tokens=num_tokens)
+    for job_id, state, usage in (
+        (waiting, "cancelled", Usage()),
+        (running, "cancelled", used),
+        (late, "expired", used),
+    ):
+        [(_, fields)] = redis_client.xrevrange(KEYS.token_log(job_id), count=1)
+        end = decode(fields[b"e"], JobEnd)
+        assert (end.state, end.usage) == (state, usage)
 
 
 def test_cancelling_an_unknown_job_says_so(redis_client: redis.Redis) -> None:

@@ -9,7 +9,7 @@ from tidemill.protocol import calls
 from tidemill.protocol.calls import NackOutcome, RetryPause
 from tidemill.protocol.codec import decode
 from tidemill.protocol.functions import run
-from tidemill.protocol.messages import GenerateRequest, JobEnd, JobTerms
+from tidemill.protocol.messages import GenerateRequest, JobEnd, JobTerms, Usage
 
 pytestmark = pytest.mark.leaks_keys
 
@@ -131,7 +131,9 @@ def test_a_job_without_retries_left_is_dead_and_keeps_its_request(
         b"t": b"default",
     }
     [(_, seal)] = redis_client.xrevrange(KEYS.token_log(job_id), count=1)
-    assert decode(seal[b"e"], JobEnd) == JobEnd(state="dead", finish_reason="error", error="boom")
+    used = Usage(prompt_tokens=3)
+    end = JobEnd(state="dead", finish_reason="error", error="boom", usage=used)
+    assert decode(seal[b"e"], JobEnd) == end
 
 
 def test_what_a_dead_job_keeps_is_counted(redis_client: redis.Redis) -> None:

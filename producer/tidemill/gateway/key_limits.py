@@ -23,12 +23,15 @@ class KeyAccount:
     """What one request takes from its key.
 
     A job's tokens are those of its prompt and the most that it may write; what it did not write
-    comes back where the gateway hears of its end.
+    comes back where the gateway hears of its end.  A prompt that was not computed for certain comes
+    back as well, one of which nothing is known does not.
     """
 
     def __init__(self, state: GatewayState, identity: Identity, request: Request) -> None:
         self._state, self._identity, self._request = state, identity, request
         self._taken: dict[str, int] = {}
+        #: Of jobs whose prompt nobody has counted: what was taken for it.
+        self._uncounted: dict[str, int] = {}
 
     async def take_request(self) -> None:
         """Take one request; raises ``RateLimited``, also while tokens are owed."""
@@ -41,11 +44,14 @@ class KeyAccount:
         taken = {job.job_id: job.num_tokens for job in jobs}
         await self._take(tokens=sum(taken.values()))
         self._taken |= taken
+        self._uncounted |= {
+            job.job_id: max(0, job.num_tokens - job.max_output) for job in jobs if not job.cost
+        }
 
     def settle(self, job_id: str, usage: Usage) -> None:
         """Give back what a job that has ended did not use."""
-        unused = self._taken.pop(job_id, 0) - usage.prompt_tokens - usage.completion_tokens
-        self._give_back(unused)
+        prompt = usage.prompt_tokens or self._uncounted.get(job_id, 0)
+        self._give_back(self._taken.pop(job_id, 0) - prompt - usage.completion_tokens)
 
     def settle_nothing(self) -> None:
         """Give everything back: the jobs were refused."""

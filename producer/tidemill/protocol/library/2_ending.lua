@@ -91,11 +91,24 @@ local function seal(K, id, v, e)
   redis.call('SPUBLISH', e.channel, entry .. ' ')
 end
 
+-- The ending with what the job used, where a worker had it: its prompt, which may have been computed,
+-- and the tokens of its log.
+local function with_usage(job, v, ending)
+  local prompt = number(v.f) > 0 and setting(redis.call('HGET', job, 'cost')) or 0
+  local told = setting(v.n) or 0
+  if prompt + told == 0 then return ending end
+  local is_read, fields = pcall(cmsgpack.unpack, string.sub(ending, 2))
+  if not is_read or type(fields) ~= 'table' or fields.usage then return ending end
+  fields.usage = {prompt_tokens = prompt, completion_tokens = told}
+  return string.sub(ending, 1, 1) .. cmsgpack.pack(fields)
+end
+
 -- An ending without a worker: what was produced so far stays in the token log, for as long as the
 -- job is known.  times = {job_ttl, back_ttl}
 local function cut_off(K, id, v, state, reason, ending, channel, times)
-  seal(K, id, v, {state = state, reason = reason, n = v.n, start = v.n, chunk = '', ending = ending,
-    result = '', channel = channel, log_ttl = times[1], job_ttl = times[1], back_ttl = times[2]})
+  seal(K, id, v, {state = state, reason = reason, n = v.n, start = v.n, chunk = '',
+    ending = with_usage(K[1], v, ending), result = '', channel = channel, log_ttl = times[1],
+    job_ttl = times[1], back_ttl = times[2]})
 end
 
 local function bury_job(K, id, v, reason, ending, channel, times)
