@@ -10,6 +10,8 @@ from tidemill_gpuworker.loading.config_fields import read_config
 Task = Literal["generate", "embed", "score", "transcribe"]
 TASKS: tuple[Task, ...] = ("generate", "embed", "score", "transcribe")
 
+_DECODER: tuple[Task, ...] = ("generate", "embed")
+
 #: What sentence-transformers writes beside a model that it made for embeddings.
 MODULES_NAME = "modules.json"
 
@@ -57,6 +59,17 @@ def _possible(architecture: str) -> tuple[Task, ...]:
         return ("score",)
     if architecture == "WhisperForConditionalGeneration":
         return ("transcribe",)
-    if architecture.endswith(("Model", "ForMaskedLM")):
+    if architecture.endswith("ForMaskedLM"):
         return ("embed",)
-    return ("generate", "embed")
+    # A language model's name may end like an encoder's: GPT2LMHeadModel.
+    return _as_transformers_says(architecture) if architecture.endswith("Model") else _DECODER
+
+
+def _as_transformers_says(architecture: str) -> tuple[Task, ...]:
+    # Imported here: transformers takes seconds, which models of plainer names need not wait for.
+    from transformers.models.auto import modeling_auto as lists
+
+    if architecture not in lists.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        return ("embed",)
+    is_masked_too = architecture in lists.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
+    return ("embed", "generate") if is_masked_too else _DECODER
