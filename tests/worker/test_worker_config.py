@@ -8,9 +8,12 @@ import pytest
 
 from tidemill.protocol.calls import RetryPause
 from tidemill.protocol.errors import ConfigError
+from tidemill.protocol.values import MAX_NAME_CHARS
 from tidemill.service.config import ServiceConfig, load_config
 from tidemill_gpuworker.__main__ import process_config
 from tidemill_gpuworker.options.command_line import parse_config
+from tidemill_gpuworker.options.worker_config import BLOCK_SIZES
+from tidemill_kernels import triton_tuning
 
 URL = "redis://127.0.0.1:1/0"
 
@@ -104,6 +107,14 @@ def test_steps_are_neither_bounded_in_time_nor_logged_unless_asked_for(
     [
         ([], "--model"),
         (["--model", "d", "--block-size", "0"], "--block-size"),
+        (["--model", "d", "--block-size", "7"], "--block-size"),
+        (["--model", "d", "--block-size", "48"], "choose from 16, 32, 64, 128"),
+        (["--model", "d", "--max-model-len", "1"], "--max-model-len"),
+        (["--model", "d", "--metrics-port", "70000"], "--metrics-port"),
+        (["--model", "d", "--metrics-port", "-1"], "--metrics-port"),
+        (["--model", "d", "--served-model-name", "x" * 300], "--served-model-name"),
+        (["--model", "d", "--served-model-name", "a\x01b"], "--served-model-name"),
+        (["--model", "/"], "--served-model-name"),
         (["--model", "d", "--watermark", "1.5"], "--watermark"),
         (["--model", "d", "--max-step-seconds", "nan"], "--max-step-seconds"),
         (["--model", "d", "--tpot-slo-ms", "-1"], "--tpot-slo-ms"),
@@ -150,3 +161,15 @@ def test_help_comes_without_loading_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "--max-num-seqs" in done.stdout and "SIGTERM" in done.stdout
+
+
+def test_blocks_have_the_sizes_that_the_kernels_take() -> None:
+    assert set(BLOCK_SIZES) == triton_tuning.BLOCK_SIZES
+
+
+def test_the_borders_of_values_are_values(service: ServiceConfig) -> None:
+    flags = ["--max-model-len", "2", "--metrics-port", "65535", "--block-size", "128"]
+    name = "x" * MAX_NAME_CHARS
+    config = parse_config(["--model", "d", "--served-model-name", name, *flags], service)
+    assert config.served_model_name == name
+    assert (config.max_model_len, config.metrics_port, config.block_size) == (2, 65535, 128)

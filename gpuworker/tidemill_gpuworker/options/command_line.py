@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.protocol.errors import ConfigError
+from tidemill.protocol.values import MAX_NAME_CHARS
 from tidemill.service.config import ServiceConfig
 from tidemill.service.model_name import default_served_name
 from tidemill_gpuworker.lora.config import LoraConfig
@@ -32,7 +33,7 @@ def parse_config(arguments: Sequence[str], service: ServiceConfig) -> WorkerConf
             fix="Give --redis-url or set TIDEMILL_REDIS_URL; `tidemill up` does it for you.",
         )
     model = values.pop("model")
-    name = values.pop("served_model_name") or default_served_name(model)
+    name = _check_name(values.pop("served_model_name") or default_served_name(model))
     lora = _take_lora(values)
     return WorkerConfig(
         model=model,
@@ -43,6 +44,16 @@ def parse_config(arguments: Sequence[str], service: ServiceConfig) -> WorkerConf
         lora=lora,
         **values,
     )
+
+
+def _check_name(name: str) -> str:
+    if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
+        raise ConfigError(
+            f"--served-model-name {name[:MAX_NAME_CHARS]!r} is not 1 to {MAX_NAME_CHARS} printable"
+            " characters",
+            fix="Give another one; left out, it is the last part of --model.",
+        )
+    return name
 
 
 def _take_lora(values: dict[str, Any]) -> LoraConfig | None:

@@ -16,7 +16,7 @@ from tidemill_gpuworker.options.option_values import (
     share,
     usage,
 )
-from tidemill_gpuworker.options.worker_config import KV_CACHE_DTYPES
+from tidemill_gpuworker.options.worker_config import BLOCK_SIZES, KV_CACHE_DTYPES
 from tidemill_gpuworker.speculation.config import parse_speculative_config
 
 
@@ -33,8 +33,10 @@ def add_cache_size_options(group: argparse._ArgumentGroup) -> None:
         "--block-size",
         type=count,
         default=DEFAULT_BLOCK_SIZE,
+        choices=BLOCK_SIZES,
         metavar="TOKENS",
-        help="tokens per KV block; the same for all workers of a model (%(default)s)",
+        help="tokens per KV block, 16, 32, 64 or 128; the same for all workers of a model"
+        " (%(default)s)",
     )
     size = group.add_mutually_exclusive_group()
     size.add_argument(

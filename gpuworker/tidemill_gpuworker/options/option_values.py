@@ -10,6 +10,7 @@ from tidemill.protocol.sampling import ALL_LOGPROBS, MAX_N
 
 #: Larger ones are mistakes, and no machine has as much.
 MAX_GIB = float(1 << 30)
+MAX_PORT = 65535
 
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kmgt])", re.IGNORECASE)
 _POWERS = "kmgt"
@@ -20,6 +21,24 @@ def count(text: str) -> int:
     value = _number(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def context_length(text: str) -> int:
+    """Read a count of 2 or more, as a sequence is a prompt and what comes of it."""
+    value = count(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(
+            f"{text} leaves no room for a prompt of one token and one of output: give 2 or more"
+        )
+    return value
+
+
+def port(text: str) -> int:
+    """Read the number of a TCP port; 0 is any that is free."""
+    value = int(text)
+    if not 0 <= value <= MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text} is not a port from 0 to {MAX_PORT}")
     return value
 
 

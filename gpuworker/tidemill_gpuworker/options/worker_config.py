@@ -29,6 +29,8 @@ QUANTIZATIONS = (
 )
 #: ``kv_cache.KV_DTYPES`` is held to them.
 KV_CACHE_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8")
+#: Of the KV cache; those of the kernels are held to them.
+BLOCK_SIZES = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,13 @@ from typing import NoReturn
 
 from tidemill.protocol.errors import ConfigError
 from tidemill_gpuworker.options import engine_options
-from tidemill_gpuworker.options.option_values import count, positive_seconds, seconds
+from tidemill_gpuworker.options.option_values import (
+    context_length,
+    count,
+    port,
+    positive_seconds,
+    seconds,
+)
 from tidemill_gpuworker.options.worker_config import QUANTIZATIONS
 
 _DESCRIPTION = """\
@@ -106,7 +112,7 @@ def _add_weight_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--max-model-len",
-        type=count,
+        type=context_length,
         metavar="TOKENS",
         help="longest prompt and output together (the model's own limit, or what the KV cache"
         " holds)",
@@ -137,7 +143,7 @@ def _add_process_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--redis-url", metavar="URL", help="the broker (TIDEMILL_REDIS_URL)")
     group.add_argument(
         "--metrics-port",
-        type=int,
+        type=port,
         metavar="PORT",
         help="serve /metrics and /healthz on 127.0.0.1; 0 takes a free port (off)",
     )

@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 MAX_COUNT = 2**31 - 1
+#: Longest name of a model, a job, a worker.
+MAX_NAME_CHARS = 256
 
 
 def _check_utf8(text: str) -> str:
@@ -57,7 +59,7 @@ OptionalUrl = Annotated[str, AfterValidator(_check_optional_url)]
 AnyText = Annotated[str, AfterValidator(_check_utf8)]
 Text = Annotated[AnyText, Field(min_length=1)]
 Count = Annotated[int, Field(strict=True, le=MAX_COUNT)]
-Name = Annotated[AnyText, Field(min_length=1, max_length=256)]
+Name = Annotated[AnyText, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 ShortName = Annotated[AnyText, Field(min_length=1, max_length=128)]
 Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
 Metadata = Annotated[
