@@ -113,6 +113,16 @@ def test_a_stream_tells_what_the_whole_answer_tells(site: Site) -> None:
     assert all("usage" not in event for event in events[:-1])
 
 
+def test_an_event_has_as_many_tokens_as_are_asked_for(site: Site) -> None:
+    body = {"prompt": "hello", "max_tokens": 20, "seed": 3, "ignore_eos": True}
+    whole = ask(site, PATH, **body, return_token_ids=True)["choices"][0]
+    events = stream(site, PATH, **body, return_token_ids=True, stream_interval=8)
+    parts = [part for part in choices(events) if part.get("token_ids")]
+    assert [i for part in parts for i in part["token_ids"]] == whole["token_ids"]
+    assert "".join(part["text"] for part in choices(events)) == whole["text"]
+    assert all(len(part["token_ids"]) >= 8 for part in parts[1:-1])
+
+
 def test_an_echo_is_streamed_first(site: Site) -> None:
     body = {"prompt": "hello", "max_tokens": 4, "seed": 3, "echo": True}
     whole = ask(site, PATH, **body)

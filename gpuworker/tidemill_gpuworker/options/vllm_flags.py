@@ -33,7 +33,7 @@ FLAGS: dict[str, Renamed | Noted | Refused] = OTHER_FLAGS | {
     "--tokenizer-mode": Noted("tokenizer.json is what is read", ("auto", "fast")),
     "--prefix-caching-hash-algo": Noted("blocks are always named by sha256_cbor"),
     "--scheduling-policy": Noted("jobs always run by class, then priority, then age"),
-    "--stream-interval": Noted("tokens are published at once, and together while one is written"),
+    "--stream-interval": Noted("it is a flag of the gateway"),
     "--structured-outputs-config": Noted("llguidance compiles all grammars"),
     "--guided-decoding-backend": Noted("llguidance compiles all grammars"),
     "--kv-offloading-backend": Noted("swapped blocks lie in host memory", ("native",)),

@@ -15,6 +15,7 @@ from tidemill.gateway.call import Call
 from tidemill.gateway.disconnects import ClientGone, while_connected
 from tidemill.gateway.errors import CLIENT_GONE_STATUS
 from tidemill.gateway.jobs import Piece, RequestJobs, renamed, submit
+from tidemill.gateway.pacing import paced
 from tidemill.gateway.shaping.envelope import Envelope, fingerprint_of, usage_of
 from tidemill.gateway.sse import EventStream, event
 from tidemill.protocol.errors import InvalidRequest
@@ -48,6 +49,7 @@ class Plan:
 
     ``kind`` and ``event_kind`` are the ``object`` of the body and of events, ``prompt_field`` the
     field of the request that jobs know as token ids, ``form_field`` that of the form of answers.
+    ``stream_interval`` is the least number of tokens of an event, but for the first and the last.
     ``late_events`` makes all events of a stream that can begin only when everything is known.
     """
 
@@ -63,6 +65,7 @@ class Plan:
     late_events: Callable[[Sequence[Result], Envelope], bytes] | None = None
     includes_usage: bool = False
     form_field: str = "structured_outputs"
+    stream_interval: int = 1
 
     def name_of(self, _: int, field: str) -> str:
         """Return what the request calls a field of its jobs."""
@@ -129,7 +132,8 @@ async def _events(
     call: Call, plan: Plan, jobs: RequestJobs, envelope: Envelope, usages: list[Usage]
 ) -> AsyncGenerator[bytes]:
     events, is_first = plan.shape.events(envelope), True
-    async with aclosing(jobs.pieces()) as batches:
+    least = max(plan.stream_interval, call.state.settings.stream_interval)
+    async with aclosing(jobs.pieces()) as arrived, aclosing(paced(arrived, least)) as batches:
         async for pieces in batches:
             usages += [piece.end.usage for piece in pieces if piece.end is not None]
             data = _told(events, pieces)

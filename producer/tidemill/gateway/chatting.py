@@ -81,6 +81,7 @@ async def plan_chat(call: Call, body: ChatRequest, *, goes_on: bool = False) -> 
         event_kind="chat.completion.chunk",
         prompt_field="messages",
         streams=body.stream,
+        stream_interval=body.stream_interval,
         includes_usage=body.includes_usage,
         form_field="tools" if job.choice.mode is CallMode.FORCED else form_field(body),
     )

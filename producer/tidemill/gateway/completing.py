@@ -75,6 +75,7 @@ async def _plan(
         event_kind="text_completion",
         prompt_field="prompt",
         streams=body.stream,
+        stream_interval=body.stream_interval,
         late_events=partial(result_events, style) if _is_late(body) else None,
         includes_usage=body.includes_usage,
         form_field=form_field(body),
@@ -82,10 +83,9 @@ async def _plan(
 
 
 def _specs(call: Call, body: CompletionRequest, prompts: Sequence[TextOrIds]) -> list[JobSpec]:
-    specs = []
+    options, specs = _options(body), []
     for index, prompt in enumerate(prompts):
-        options = _options(body)
-        options["idempotency_key"] = key_of_job(call.idempotency_key, index, len(prompts))
+        options["idempotency_key"] = key_of_job(call.idempotency_key, index, call.identity_of_body)
         specs.append(JobSpec(prompt, **options))
     return specs
 

@@ -43,6 +43,7 @@ class GatewaySettings:
     root_path: str = ""
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    stream_interval: int = 1
     body_bytes: int = 32 * _MIB
     upload_bytes: int = 512 * _MIB
     head_seconds: float = 30.0
@@ -63,6 +64,8 @@ class GatewaySettings:
         for path in (self.ssl_certfile, self.ssl_keyfile):
             if path is not None and not path.is_file():
                 raise ConfigError(f"there is no file {path}", fix="Correct --ssl-...file.")
+        if self.stream_interval < 1:
+            raise ConfigError("--stream-interval is not 1 or more", fix="Give a number of tokens.")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port} is no TCP port", fix="Give 1 to 65535.")
         for name in _TIMES:
@@ -135,6 +138,13 @@ def _parser(service: ServiceConfig) -> argparse.ArgumentParser:
     _add_limits(parser)
     parser.add_argument("--tool-call-parser", help="format of tool calls; the template tells it")
     parser.add_argument("--reasoning-parser", help="format of reasoning; the template tells it")
+    parser.add_argument(
+        "--stream-interval",
+        type=int,
+        default=1,
+        metavar="TOKENS",
+        help="tokens of an event at least, but for a stream's first and last (%(default)d)",
+    )
     parser.add_argument(
         "--allow-private-webhooks",
         action="store_true",

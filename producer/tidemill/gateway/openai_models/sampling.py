@@ -33,6 +33,7 @@ class GenerationRequest(ApiRequest):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    stream_interval: int = Field(default=1, ge=1, description="Tokens of an event at least")
 
     n: int = 1
     best_of: int | None = None
