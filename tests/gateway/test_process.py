@@ -1,6 +1,8 @@
 """The process: its settings, its port, its document, and how it ends."""
 
+import asyncio
 import os
+import socket
 import ssl
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from tidemill.gateway.config import GatewaySettings, parse_arguments
 from tidemill.gateway.openai_models.chat import ChatCompletion
 from tidemill.gateway.openai_models.completions import Completion
 from tidemill.gateway.openai_models.models import ModelList
+from tidemill.gateway.routes import health
 from tidemill.gateway.server import check_certificate, listen
 from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import ConfigError, PortInUse
@@ -218,6 +221,20 @@ async def test_a_broker_that_is_away_makes_the_gateway_unhealthy(tmp_path: Path)
     assert health.status_code == 503 and health.content == b""
     assert answer.status_code == 503 and answer.headers["retry-after"] == "2"
     assert answer.json()["error"]["code"] == "unavailable"
+
+
+async def test_a_broker_that_hangs_makes_the_gateway_unhealthy_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "_PATIENCE_SECONDS", 0.05)
+    settings = GatewaySettings(redis_url=f"unix://{tmp_path}/s", broker_seconds=50.0)
+    with socket.socket(socket.AF_UNIX) as broker:
+        broker.bind(f"{tmp_path}/s")
+        # It lets clients connect, and never says anything.
+        broker.listen()
+        async with in_process(settings) as client, asyncio.timeout(30):
+            answer = await client.get("/health")
+    assert answer.status_code == 503
 
 
 def test_callbacks_on_our_side_are_allowed_by_an_option_or_the_environment(

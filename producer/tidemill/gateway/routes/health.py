@@ -1,5 +1,6 @@
 """What probes and scrapers ask for."""
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,6 +11,9 @@ from tidemill.gateway.metrics import CONTENT_TYPE
 from tidemill.gateway.openai_models.health import Load, Version
 from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import BrokerError
+
+#: Probes give up after some seconds themselves, and then do not know why.
+_PATIENCE_SECONDS = 2.0
 
 router = APIRouter(tags=["health"])
 
@@ -36,8 +40,9 @@ async def health(request: Request) -> Response:
     if state.is_draining:
         return Response(status_code=503)
     try:
-        await state.producer("default").models()
-    except BrokerError:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await state.producer("default").models()
+    except (BrokerError, TimeoutError):
         return Response(status_code=503)
     return Response(status_code=200)
 
