@@ -112,9 +112,6 @@ def test_steps_are_neither_bounded_in_time_nor_logged_unless_asked_for(
         (["--model", "d", "--max-model-len", "1"], "--max-model-len"),
         (["--model", "d", "--metrics-port", "70000"], "--metrics-port"),
         (["--model", "d", "--metrics-port", "-1"], "--metrics-port"),
-        (["--model", "d", "--served-model-name", "x" * 300], "--served-model-name"),
-        (["--model", "d", "--served-model-name", "a\x01b"], "--served-model-name"),
-        (["--model", "/"], "--served-model-name"),
         (["--model", "d", "--watermark", "1.5"], "--watermark"),
         (["--model", "d", "--max-step-seconds", "nan"], "--max-step-seconds"),
         (["--model", "d", "--tpot-slo-ms", "-1"], "--tpot-slo-ms"),
@@ -133,6 +130,21 @@ def test_a_wrong_value_names_its_flag(
     with pytest.raises(ConfigError, match=culprit) as caught:
         parse_config(flags, service)
     assert "--help" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--model", "d", "--served-model-name", "x" * 257],
+        ["--model", "d", "--served-model-name", "a\x01b"],
+        ["--model", "/"],
+    ],
+)
+def test_a_name_that_no_job_could_ask_for_is_refused_unloaded(
+    service: ServiceConfig, flags: list[str]
+) -> None:
+    with pytest.raises(ConfigError, match="--served-model-name .* is not 1 to 256 printable"):
+        parse_config(flags, service)
 
 
 def test_a_worker_without_a_broker_is_told_how_to_name_it() -> None:

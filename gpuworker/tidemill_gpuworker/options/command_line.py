@@ -51,7 +51,7 @@ def _check_name(name: str) -> str:
         raise ConfigError(
             f"--served-model-name {name[:MAX_NAME_CHARS]!r} is not 1 to {MAX_NAME_CHARS} printable"
             " characters",
-            fix="Give another one; left out, it is the last part of --model.",
+            fix="Give a name; without one it is the last part of --model.",
         )
     return name
 
