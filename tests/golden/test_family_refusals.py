@@ -78,6 +78,36 @@ def read(name: str, directory: Path, **changes: Any) -> ModelConfig:
             DamagedModel,
             "rope setting factor",
         ),
+        (
+            "llama yarn",
+            {"rope_parameters": YARN | {"rope_theta": 1.0}},
+            DamagedModel,
+            "rope setting rope_theta",
+        ),
+        (
+            "llama yarn",
+            {"rope_parameters": YARN | {"rope_theta": 1e4, "beta_slow": 1e308}},
+            DamagedModel,
+            "no rotary embedding of the rope settings",
+        ),
+        (
+            "llama yarn",
+            {"rope_parameters": YARN | {"original_max_position_embeddings": 0.5}},
+            DamagedModel,
+            "original_max_position_embeddings must be 1 or more",
+        ),
+        (
+            "llama yarn",
+            {"rope_parameters": LINEAR | {"factor": 1e-300}},
+            DamagedModel,
+            "no rotary embedding of the rope settings",
+        ),
+        (
+            "phi3",
+            {"rope_parameters": LONGROPE, "original_max_position_embeddings": 1},
+            DamagedModel,
+            "original_max_position_embeddings must be 2 or more",
+        ),
     ],
 )
 def test_a_config_outside_its_family_is_refused_by_name(

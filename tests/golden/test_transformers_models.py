@@ -1,5 +1,6 @@
 """Models that run on transformers with our attention, against transformers alone."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,15 @@ def test_a_model_that_cannot_run_over_a_paged_cache_is_refused_by_name(
     assert case.model_class in caught.value.one_line()
     assert named in caught.value.one_line()
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(("name", "field"), [("opt", "num_hidden_layers"), ("gpt2", "n_layer")])
+def test_more_layers_than_any_model_has_are_damage(name: str, field: str, tmp_path: Path) -> None:
+    make_config(CASES[name]).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: 2**31 - 1}))
+    with pytest.raises(DamagedModel, match=rf"{field} must be an integer from 1 to 1024"):
+        choose_model(tmp_path)
 
 
 def test_long_rotary_factors_are_never_mixed_with_short_ones(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_a_config_that_is_no_json_object_is_damaged(content: bytes, model_dir: P
     [
         ("hidden_size", None),
         ("num_hidden_layers", 0),
+        ("num_hidden_layers", 2**31 - 1),
         ("vocab_size", "512"),
         ("num_attention_heads", True),
         ("num_key_value_heads", 4),

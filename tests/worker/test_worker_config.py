@@ -143,7 +143,7 @@ def test_a_wrong_value_names_its_flag(
 def test_a_name_that_no_job_could_ask_for_is_refused_unloaded(
     service: ServiceConfig, flags: list[str]
 ) -> None:
-    with pytest.raises(ConfigError, match="--served-model-name .* is not 1 to 256 printable"):
+    with pytest.raises(ConfigError, match=r"--served-model-name .* is not 1 to 256 printable"):
         parse_config(flags, service)
 
 

@@ -13,11 +13,18 @@ from tidemill_gpuworker.models.temperature import Temperature
 
 # Beyond it float32, in which rotary angles are computed, cannot tell positions apart.
 _MAX_POSITIONS = 2**24
+# Eight times as many as any model has; each is read on its own.
+MAX_LAYERS = 1024
 
 
 def max_position(config: ConfigFields) -> int:
     """Return the longest context that the model was made for."""
     return config.size("max_position_embeddings", limit=_MAX_POSITIONS)
+
+
+def num_layers(config: ConfigFields) -> int:
+    """Return how many layers the model has."""
+    return config.size("num_hidden_layers", limit=MAX_LAYERS)
 
 
 class LayerParser:
@@ -32,7 +39,7 @@ class LayerParser:
         self._config = config
         self._family = family
         self._head_dim = head_dim
-        self._num_layers = config.size("num_hidden_layers")
+        self._num_layers = num_layers(config)
 
     def parse(self) -> tuple[LayerConfig, ...]:
         """Return the layers, from the first to the last."""

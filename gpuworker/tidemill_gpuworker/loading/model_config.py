@@ -7,7 +7,7 @@ from tidemill.protocol.errors import UnsafeModel, UnsupportedModel
 from tidemill_gpuworker.loading.config_fields import ConfigFields
 from tidemill_gpuworker.loading.config_fields import read_config as read_config
 from tidemill_gpuworker.loading.layer_config import LayerConfig, MoeConfig
-from tidemill_gpuworker.loading.layer_parser import LayerParser, max_position, parse_moe
+from tidemill_gpuworker.loading.layer_parser import LayerParser, max_position, num_layers, parse_moe
 from tidemill_gpuworker.loading.model_families import FAMILIES
 from tidemill_gpuworker.loading.model_family import Family
 from tidemill_gpuworker.parallel.shard import WHOLE, Shard
@@ -144,7 +144,7 @@ class _Parser:
     def __init__(self, config: ConfigFields, family: Family) -> None:
         self._config = config
         self._family = family
-        self._num_layers = config.size("num_hidden_layers")
+        self._num_layers = num_layers(config)
         self._num_heads = config.size("num_attention_heads")
         self._hidden_size = config.size("hidden_size")
         self._head_dim = self._parse_head_dim()

@@ -9,6 +9,7 @@ from typing import Any
 from tidemill.protocol.errors import DamagedModel, UnsupportedModel
 from tidemill_gpuworker.models.rope import RopeConfig, is_positive_number
 
+_FIX = "Download config.json again."
 _SUPPORTED = ("default", "linear", "llama3", "yarn", "longrope")
 
 
@@ -31,8 +32,14 @@ class RopeSettings:
 
         Raises:
             UnsupportedModel: a kind of scaling that Tidemill does not have.
-            DamagedModel: a setting is missing or no positive number.
+            DamagedModel: a setting is missing or no positive number, or there are no frequencies of
+                such settings.
         """
+        rope = self._parse(head_dim)
+        self._check_frequencies(rope, head_dim)
+        return rope
+
+    def _parse(self, head_dim: int) -> RopeConfig:
         # Old checkpoints of Phi-3 call longrope "su".
         kind = str(self._values.get("rope_type") or self._values.get("type") or "default")
         kind = "longrope" if kind == "su" else kind
@@ -54,6 +61,19 @@ class RopeSettings:
                 return self._longrope(rope, rope.rotary_dim(head_dim) // 2)
         return rope
 
+    def _check_frequencies(self, rope: RopeConfig, head_dim: int) -> None:
+        ropes = [rope, replace(rope, is_long=True)] if rope.kind == "longrope" else [rope]
+        try:
+            are_finite = all(each.inverse_frequencies(head_dim).isfinite().all() for each in ropes)
+        except (ArithmeticError, ValueError):
+            are_finite = False
+        if not are_finite:
+            raise DamagedModel(
+                f"{self._path}: there is no rotary embedding of the rope settings"
+                f" {dict(self._values)!r}",
+                fix=_FIX,
+            )
+
     def _llama3(self, rope: RopeConfig) -> RopeConfig:
         return replace(
             rope,
@@ -64,6 +84,8 @@ class RopeSettings:
         )
 
     def _yarn(self, rope: RopeConfig) -> RopeConfig:
+        if rope.theta == 1.0:
+            raise self._damaged("rope_theta", "another number than 1 with yarn", rope.theta)
         factor = self._factor()
         amplitude = self._optional("attention_factor")
         if amplitude is None:
@@ -85,7 +107,7 @@ class RopeSettings:
         return _magnitude(factor, mscale) / _magnitude(factor, all_dims)
 
     def _longrope(self, rope: RopeConfig, num_pairs: int) -> RopeConfig:
-        original, factor = self._original(), self._factor()
+        original, factor = self._original(least=2), self._factor()
         amplitude = self._optional("attention_factor")
         if amplitude is None:
             stretch = math.log(factor) / math.log(original) if factor > 1.0 else 0.0
@@ -111,10 +133,13 @@ class RopeSettings:
         factor = self._optional("factor")
         return self._max_position / self._original() if factor is None else factor
 
-    def _original(self) -> int:
-        if self._values.get("original_max_position_embeddings") is None:
-            return self._max_position
-        return int(self._positive("original_max_position_embeddings"))
+    def _original(self, least: int = 1) -> int:
+        name = "original_max_position_embeddings"
+        given = self._values.get(name)
+        original = self._max_position if given is None else int(self._positive(name))
+        if original < least:
+            raise self._damaged(name, f"{least} or more", given)
+        return original
 
     def _factors(self, name: str, count: int) -> tuple[float, ...]:
         values = self._values.get(name)
@@ -138,7 +163,7 @@ class RopeSettings:
     def _damaged(self, name: str, wanted: str, value: object) -> DamagedModel:
         return DamagedModel(
             f"{self._path}: rope setting {name} must be {wanted}, not {value!r}",
-            fix="Download config.json again.",
+            fix=_FIX,
         )
 
 

@@ -9,8 +9,9 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tidemill.protocol.errors import DamagedModel, UnsupportedModel
-from tidemill_gpuworker.loading.config_fields import read_config
+from tidemill_gpuworker.loading.config_fields import ConfigFields, read_config
 from tidemill_gpuworker.loading.layer_config import LayerConfig
+from tidemill_gpuworker.loading.layer_parser import MAX_LAYERS
 from tidemill_gpuworker.loading.model_config import ModelConfig
 from tidemill_gpuworker.loading.model_task import architecture_of, refuse_own_code
 from tidemill_gpuworker.parallel.shard import EVERYTHING, Place, Shard
@@ -23,6 +24,8 @@ from tidemill_gpuworker.transformers_backend.split import (
 )
 from tidemill_gpuworker.transformers_backend.survey import NO_INTERFACE, Survey, Unsuited, survey
 
+#: What families call the number of their layers.
+_NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _FIX = "Choose a model whose layers all attend to earlier tokens and keep no other state."
 
@@ -41,6 +44,7 @@ class TransformersConfig:
         raw = read_config(model_dir)
         refuse_own_code(raw, model_dir / "config.json")
         self.architecture = architecture_of(raw)
+        _check_num_layers(ConfigFields(raw, model_dir / "config.json"))
         config = self.load()
         self.model_class = self._find_class(config)
         self._refuse(config)
@@ -177,6 +181,13 @@ class TransformersConfig:
         reason = " ".join(reason.split())
         path = self.model_dir / "config.json"
         return UnsupportedModel(f"{path}: {self.architecture} is not supported: {reason}", fix=_FIX)
+
+
+def _check_num_layers(config: ConfigFields) -> None:
+    # Before transformers makes as many.
+    for name in _NUM_LAYERS:
+        if config.values.get(name) is not None:
+            config.size(name, limit=MAX_LAYERS)
 
 
 def _why_unsuited(model_class: type[PreTrainedModel], config: PretrainedConfig) -> str:
