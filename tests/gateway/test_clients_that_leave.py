@@ -125,6 +125,11 @@ def test_prompts_of_one_request_have_keys_of_their_own(site: Site) -> None:
     first = post(site, PATH, body, **{"idempotency-key": "pair"}).json()
     again = post(site, PATH, body, **{"idempotency-key": "pair"}).json()
     assert first["choices"] == again["choices"] and len(first["choices"]) == 2
+    for other in ({"prompt": ["a"]}, {"prompt": ["a", "b", "c"]}, {"user": "u"}, {"logprobs": 0}):
+        refused = post(site, PATH, {**body, **other}, **{"idempotency-key": "pair"})
+        assert refused.status_code == 409, other
+    same = {"max_tokens": 4, "prompt": ["a", "b"], "model": MODEL}
+    assert post(site, PATH, same, **{"idempotency-key": "pair"}).json()["id"] == first["id"]
 
 
 def test_a_job_cancelled_by_somebody_else_ends_its_stream_with_an_error(

@@ -316,6 +316,8 @@ def test_a_key_finds_the_response_again(client: openai.OpenAI) -> None:
     first = client.responses.create(input="hello", extra_headers=key, **GREEDY)
     second = client.responses.create(input="hello", extra_headers=key, **GREEDY)
     assert first == second
+    with pytest.raises(openai.ConflictError):
+        client.responses.create(input="hello", store=False, extra_headers=key, **GREEDY)
 
 
 def test_responses_of_others_are_not_found(site: Site) -> None:

@@ -1,9 +1,12 @@
 """One HTTP request as its route sees it."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Annotated
 
+import orjson
 from fastapi import Depends
 from starlette.requests import Request
 
@@ -13,19 +16,25 @@ from tidemill.async_job import AsyncJob
 from tidemill.gateway.checks import check_callback
 from tidemill.gateway.identity import Identity
 from tidemill.gateway.key_limits import KeyAccount
+from tidemill.gateway.keyed_specs import KeyedSpec
 from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import TidemillError
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Who asks, under which id, and what serves it."""
+    """Who asks, under which id, and what serves it.
+
+    ``identity_of_body`` is what requests with the same idempotency key must have in common beside
+    what their jobs are: all of a JSON body, also what only says how the answer is told.
+    """
 
     request: Request
     state: GatewayState
     identity: Identity
     request_id: str
     account: KeyAccount
+    identity_of_body: bytes = b""
 
     @property
     def producer(self) -> AsyncProducer:
@@ -38,8 +47,10 @@ class Call:
         Raises ``RateLimited`` if the caller's key has not enough tokens for all of them, and
         ``InvalidRequest`` for a callback that could never be delivered.
         """
-        for spec in specs:
-            self.check_callback(spec.callback_url)
+        for url in {spec.callback_url for spec in specs}:
+            self.check_callback(url)
+        if self.identity_of_body:
+            specs = [KeyedSpec(spec, self.identity_of_body) for spec in specs]
         return await self.producer._submit_many(specs, self.account.take_jobs)
 
     def check_callback(self, url: str | None) -> None:
@@ -64,7 +75,18 @@ async def current_call(request: Request) -> Call:
     identity = getattr(state, "identity", None) or Identity()
     gateway = request.app.state.gateway
     account = KeyAccount(gateway, identity, request)
-    return Call(request, gateway, identity, state.request_id, account)
+    digest = await _identity_of_body(request) if "idempotency-key" in request.headers else b""
+    return Call(request, gateway, identity, state.request_id, account, digest)
+
+
+async def _identity_of_body(request: Request) -> bytes:
+    """Return a digest of a JSON body, whatever the order of its fields; nothing of a form."""
+    if getattr(request.scope["route"], "body_field", None) is None:
+        return b""
+    data = await request.body()
+    with suppress(TypeError):
+        data = orjson.dumps(await request.json(), option=orjson.OPT_SORT_KEYS)
+    return sha256(data).digest()
 
 
 CurrentCall = Annotated[Call, Depends(current_call)]

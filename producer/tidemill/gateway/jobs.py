@@ -11,6 +11,7 @@ from tidemill.async_job import AsyncJob
 from tidemill.gateway.call import Call
 from tidemill.gateway.state import GatewayState
 from tidemill.protocol.errors import (
+    IdempotencyConflict,
     InvalidRequest,
     JobCancelled,
     JobError,
@@ -158,7 +159,8 @@ async def submit(
     for index, outcome in enumerate(outcomes):
         if isinstance(outcome, TidemillError):
             call.account.settle_nothing()
-            if not has_key:
+            # With a key somebody may come back for them, but not if it is another request's.
+            if not has_key or isinstance(outcome, IdempotencyConflict):
                 jobs.cancel()
             raise renamed(outcome, index, name_of)
     return jobs

@@ -64,11 +64,15 @@ def form_field(body: GenerationRequest) -> str:
     return "structured_outputs" if body.response_format is None else "response_format"
 
 
-def key_of_job(key: str | None, index: int, num_jobs: int) -> str | None:
-    """Return the idempotency key of one of a request's jobs, given the request's."""
-    if key is None or num_jobs == 1:
+def key_of_job(key: str | None, index: int, identity: bytes) -> str | None:
+    """Return the idempotency key of one of a request's jobs, given the request's.
+
+    The first one has the request's own, which is where another request with it is noticed; the keys
+    of the others are of this body alone, so that two requests never share some of their jobs.
+    """
+    if key is None or index == 0:
         return key
-    return f"{sha256(key.encode('utf-8', 'replace')).hexdigest()}/{index}"
+    return f"{sha256(key.encode('utf-8', 'replace') + identity).hexdigest()}/{index}"
 
 
 def _short(name: str) -> str:

@@ -77,7 +77,7 @@ def _specs(
     activate = body.activation if body.use_activation is None else body.use_activation
     specs = []
     for index, (query, documents) in enumerate(tasks):
-        key = key_of_job(call.idempotency_key, index, len(tasks))
+        key = key_of_job(call.idempotency_key, index, call.identity_of_body)
         options = {**kind_options(body, key), "truncate": limit is not None}
         if activate is not None:
             options["activate"] = activate
