@@ -1,5 +1,6 @@
 """The asynchronous twin of ``tidemill._submitter``."""
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from tidemill._async_link import AsyncLink
 from tidemill._catalogue import SALT_BYTES, Catalogue
 from tidemill._endpoint import Endpoint
+from tidemill._job_options import SharedOptions
 from tidemill._patience import SaltMissing
 from tidemill._reads import live_workers, model_card, model_names, models_of
 from tidemill._receipt import (
@@ -43,7 +45,10 @@ Charge = Callable[[Sequence[NewJob]], Awaitable[None]]
 
 #: Lost jobs that are submitted again in one round trip.
 _PAGE_SIZE = 256
-#: Tokens of prompts that are packed at once: the event loop stands still for a few milliseconds.
+#: Jobs that are checked at once, jobs that are packed at once, and tokens of their prompts: so long
+#: the event loop stands still, for a few milliseconds.
+_JOBS_AT_ONCE = 16
+_PACKED_JOBS = 64
 _PACKED_TOKENS = 1 << 16
 
 
@@ -71,7 +76,7 @@ class AsyncSubmitter:
     ) -> list[Receipt | TidemillError]:
         """Queue jobs; an error takes the place of a refused job's receipt.
 
-        One round trip does for all, unless they are so long that packing takes its time.
+        One round trip does for all, unless they are so many or so long that packing takes its time.
 
         ``charge`` is told the jobs before, and none is queued if it raises.
         """
@@ -83,10 +88,13 @@ class AsyncSubmitter:
     async def make(self, specs: Sequence[JobSpec]) -> list[NewJob | InvalidRequest]:
         """Return the jobs to send; an error takes the place of one that cannot be made."""
         made: list[NewJob | InvalidRequest] = []
-        num_bytes = 0
-        for spec in specs:
+        num_bytes, shared = 0, SharedOptions()
+        for index, spec in enumerate(specs, 1):
+            if index % _JOBS_AT_ONCE == 0:
+                # Others have their turn.
+                await asyncio.sleep(0)
             try:
-                draft = spec.draft(self._endpoint.tenant)
+                draft = spec.draft(self._endpoint.tenant, shared)
                 # Many short ones hold up the event loop as a long one does.
                 num_bytes += draft.num_bytes
                 is_long = num_bytes >= _LONG_BYTES
@@ -198,11 +206,11 @@ class AsyncSubmitter:
 
 
 def _pages(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
-    """Yield the jobs in runs of ``_PACKED_TOKENS``, or of one that has more."""
+    """Yield the jobs in runs of ``_PACKED_JOBS`` and ``_PACKED_TOKENS``, or of one with more."""
     start = num_tokens = 0
     for index, job in enumerate(jobs):
         num_tokens += job.cost
-        if index > start and num_tokens > _PACKED_TOKENS:
+        if index - start == _PACKED_JOBS or (index > start and num_tokens > _PACKED_TOKENS):
             yield jobs[start:index]
             start, num_tokens = index, job.cost
     if jobs:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from pydantic import TypeAdapter, ValidationError
 
-from tidemill._checks import check_kinds, shown
-from tidemill._structured import StructuredOptions, take_structured
-from tidemill._terms import TermOptions, take_terms
+from tidemill._checks import shown
+from tidemill._job_options import SharedOptions
+from tidemill._structured import StructuredOptions
+from tidemill._terms import TermOptions
 from tidemill.protocol.calls import NewJob
 from tidemill.protocol.codec import MAX_ARRAY_LEN, MAX_MESSAGE_BYTES, encode
 from tidemill.protocol.errors import InvalidRequest, UnknownModel
@@ -45,8 +46,6 @@ MAX_IDEMPOTENCY_KEY_CHARS = 256
 #: Stands for "the only model that is served" in the digest of a request that names none.
 ANY_MODEL = "-"
 
-_REQUEST_OPTIONS = frozenset({"priority", "cache_salt", "prefix_id", "lora", "stream"})
-
 _TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
 
 
@@ -80,6 +79,7 @@ class OneAnswerOptions(TypedDict, total=False):
     prompt_logprobs: int | None
     logprob_token_ids: Sequence[int]
     repetition_detection: RepetitionDetection | Mapping[str, int] | None
+    thinking_token_budget: int | None
 
 
 class SamplingOptions(OneAnswerOptions, total=False):
@@ -157,9 +157,12 @@ class JobSpec:
         merged: JobOptions = {**self.options, **forced}
         return JobSpec(self.prompt, **merged)
 
-    def draft(self, tenant: str) -> "Draft":
-        """Check everything that can be checked without the model; raises ``InvalidRequest``."""
-        return make_draft(self.prompt, self.options, tenant)
+    def draft(self, tenant: str, shared: SharedOptions | None = None) -> "Draft":
+        """Check everything that can be checked without the model; raises ``InvalidRequest``.
+
+        ``shared`` are the options of further jobs of the same call.
+        """
+        return make_draft(self.prompt, self.options, tenant, shared or SharedOptions())
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,28 +194,25 @@ def check_tenant(tenant: str) -> str:
         ) from error
 
 
-def make_draft(prompt: Prompt, options: JobOptions, tenant: str) -> Draft:
+def make_draft(prompt: Prompt, options: JobOptions, tenant: str, shared: SharedOptions) -> Draft:
     """Check everything that can be checked without knowing the model; raises ``InvalidRequest``."""
-    fields: dict[str, Any] = {**options}
-    model, key = fields.pop("model", None), checked_key(fields.pop("idempotency_key", None))
-    own = {name: fields.pop(name) for name in _REQUEST_OPTIONS & fields.keys()}
-    terms, structured = take_terms(fields), take_structured(fields)
-    check_kinds({"model": model, **own, **fields})
+    key = checked_key(options.get("idempotency_key"))
+    checked = shared.check(options)
     try:
         request = GenerateRequest(
-            model=ANY_MODEL if model is None else model,
+            model=ANY_MODEL if checked.model is None else checked.model,
             tenant=tenant,
-            params=_sampling_params(fields),
-            structured=structured,
+            params=checked.params,
+            structured=checked.structured,
             **_prompt_fields(prompt),
-            **own,
+            **checked.own,
         )
     except ValidationError as error:
         raise invalid_request(error) from error
     body = checked_size(request)
     # The same key with other terms is another job too.
-    digest = sha256(body + encode(terms)).hexdigest() if key else "-"
-    return Draft(request, terms, model, key, digest, len(body))
+    digest = sha256(body + encode(checked.terms)).hexdigest() if key else "-"
+    return Draft(request, checked.terms, checked.model, key, digest, len(body))
 
 
 def one_key_for_many() -> InvalidRequest:
@@ -291,21 +291,6 @@ def _for_model(draft: Draft, card: ModelCard) -> Request:
     if is_named and isinstance(request, GenerateRequest) and request.lora is None:
         return request.model_copy(update={"lora": draft.model})
     return request
-
-
-def _sampling_params(options: dict[str, Any]) -> SamplingParams:
-    params = options.pop("params", None)
-    if isinstance(options.get("stop"), str):
-        options["stop"] = (options["stop"],)
-    if params is not None and not isinstance(params, SamplingParams):
-        raise InvalidRequest(
-            f"params: {type(params).__name__} is not SamplingParams",
-            field="params",
-            fix="Give SamplingParams(...), or its fields as keyword arguments.",
-        )
-    # What it does not say itself has the model's default.
-    given = {} if params is None else params.model_dump(exclude_unset=True)
-    return SamplingParams(**{**given, **options})
 
 
 def _prompt_fields(prompt: Prompt) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tidemill._catalogue import SALT_BYTES, Catalogue
 from tidemill._endpoint import Endpoint
+from tidemill._job_options import SharedOptions
 from tidemill._link import Link
 from tidemill._patience import SaltMissing
 from tidemill._reads import live_workers, model_card, model_names, models_of
@@ -55,7 +56,8 @@ class Submitter:
 
     def make(self, specs: Sequence[JobSpec]) -> list[NewJob | InvalidRequest]:
         """Return the jobs to send; an error takes the place of one that cannot be made."""
-        return [self._make_job(spec) for spec in specs]
+        shared = SharedOptions()
+        return [self._make_job(spec, shared) for spec in specs]
 
     def send(self, made: Sequence[NewJob | InvalidRequest]) -> list[Receipt | TidemillError]:
         """Queue what was made; sent again it finds what was accepted before, by the jobs' ids."""
@@ -114,9 +116,9 @@ class Submitter:
             self._fetch_salt()
             return receipts(jobs, self._link.call_many(submits))
 
-    def _make_job(self, spec: JobSpec) -> NewJob | InvalidRequest:
+    def _make_job(self, spec: JobSpec, shared: SharedOptions) -> NewJob | InvalidRequest:
         try:
-            draft = spec.draft(self._endpoint.tenant)
+            draft = spec.draft(self._endpoint.tenant, shared)
             card = self.card(draft.model)
             job_id = new_job_id(self._endpoint.keys.shard)
             return make_job(job_id, draft, card, self._salt(), self._tokenizer(draft, card))

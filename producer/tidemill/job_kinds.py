@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, cast
 from pydantic import ValidationError
 
 from tidemill._checks import shown
+from tidemill._job_options import SharedOptions
 from tidemill._request import ANY_MODEL, Draft, JobOptions, JobSpec, checked_key, checked_size
 from tidemill._terms import TermOptions, take_terms
 from tidemill.protocol.codec import encode
@@ -100,7 +101,7 @@ class KindSpec(JobSpec):
         KindSpec.__init__(merged, self._fields, options)
         return merged
 
-    def draft(self, tenant: str) -> Draft:
+    def draft(self, tenant: str, shared: SharedOptions | None = None) -> Draft:
         """Check everything that can be checked without the model; raises ``InvalidRequest``."""
         fields: dict[str, Any] = {**self._kind_options}
         model, key = fields.pop("model", None), checked_key(fields.pop("idempotency_key", None))

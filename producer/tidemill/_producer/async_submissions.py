@@ -76,7 +76,7 @@ class AsyncSubmissions:
     async def submit_many(
         self, items: Iterable[Prompt | JobSpec], **options: Unpack[JobOptions]
     ) -> list[AsyncJob | TidemillError]:
-        """Queue jobs in one round trip; an error takes the place of a refused job.
+        """Queue jobs, 64 in one round trip; an error takes the place of a refused job.
 
         ``options`` are those of ``submit``; an item that is a ``JobSpec`` has its own besides.
         """
@@ -124,7 +124,7 @@ class AsyncSubmissions:
                     await batch.submit(row["prompt"])
             print(batch.ids, await batch.results())
 
-        Jobs are queued ``size`` at a time in one round trip, the rest at the end of the block.  If
+        Jobs are queued ``size`` at a time, the rest at the end of the block.  If
         it fails nothing stays half done: see ``JobBatch``.  ``options`` are those of ``submit``,
         for each job; with ``return_exceptions`` a refused job is no failure.  Jobs of one ``name``,
         submitted anywhere, are counted by ``batch.status()`` and end with ``batch.cancel()``.
