@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from support.tiny_models import VOCAB_SIZE, save_tiny_model
+from support.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_model
 from support.tiny_tokenizers import byte_level_tokenizer
 from tidemill.protocol.errors import (
     ConfigError,
@@ -181,8 +181,9 @@ def test_a_bias_that_the_config_does_not_tell_of_is_damage(model_dir: Path) -> N
 
 def test_tensors_that_a_model_can_do_without_are_passed_over(tmp_path: Path) -> None:
     tied = save_tiny_model("llama-tied", tmp_path)
+    head = make_tiny_model("llama-tied").get_output_embeddings().weight.detach().clone()
     extra = {
-        "lm_head.weight": torch.zeros(512, 72),
+        "lm_head.weight": head,
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8),
     }
     edit_weights(tied, lambda tensors: tensors.update(extra))

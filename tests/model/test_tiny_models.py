@@ -4,12 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
+from support.golden_runs import check_run
 from support.greedy import generate_greedily, reference_logits, reference_outputs
 from support.tiny_models import CONFIGS, VOCAB_SIZE, make_tiny_model, save_tiny_model
 from tidemill_gpuworker.engine.model_runner import ModelRunner
 from tidemill_gpuworker.steps.step_config import StepConfig
 
+EMBEDDING = "model.embed_tokens.weight"
 NUM_TOKENS = 12
 LENGTHS = (1, 2, 7, 16, 33, 130)
 SHARED = 37
@@ -45,6 +49,27 @@ def test_a_batch_in_chunks_gives_the_tokens_and_logits_of_transformers(
     for prompt, output, logits in zip(prompts, run.outputs, run.logits, strict=True):
         expected = reference_logits(model, prompt, output)
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize("stored", ["another head", "the same head", "a head alone"])
+def test_the_head_is_the_embedding_where_it_is_for_transformers(
+    stored: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save_tiny_model("llama-tied", tmp_path) / "model.safetensors"
+    tensors = load_file(path)
+    embedding = tensors[EMBEDDING]
+    tensors["lm_head.weight"] = embedding.flip(0) if stored == "another head" else embedding.clone()
+    if stored == "a head alone":
+        del tensors[EMBEDDING]
+    save_file(tensors, path, {"format": "pt"})
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    config = StepConfig(max_model_len=256, max_num_batched_tokens=48, max_num_seqs=8)
+    prompts = make_prompts()[:3]
+
+    run = generate_greedily(make_runner(tmp_path), prompts, 2, config)
+
+    check_run(model.eval(), prompts, run)
+    assert ("another lm_head.weight" in caplog.text) == (stored == "another head")
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16, 32, 128])

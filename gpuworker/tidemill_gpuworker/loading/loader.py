@@ -178,6 +178,21 @@ class Checkpoint:
         self._taken.add(name)
         return tensor
 
+    def holds(self, name: str) -> bool:
+        """Whether there is a tensor of that name."""
+        return name in self._owners
+
+    def are_equal(self, first: str, second: str) -> bool:
+        """Whether two tensors would be handed out alike.
+
+        Raises UnsupportedModel if one is quantised.
+        """
+        files = {name: self._owner(name) for name in (first, second)}
+        if files[first].entries[first].shape != files[second].entries[second].shape:
+            return False
+        blocks = (file.blocks(name, self.dtype) for name, file in files.items())
+        return all(torch.equal(one, other) for one, other in zip(*blocks, strict=True))
+
     def take_zeros(self, name: str) -> None:
         """Take a tensor that changes nothing, being zero; leave another where it is."""
         if not self._owner(name).read(name).any():

@@ -7,7 +7,7 @@ shape and byte range, then the bytes (README of https://github.com/huggingface/s
 import json
 import math
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -19,6 +19,7 @@ from tidemill.protocol.errors import DamagedModel, UnsupportedModel
 # The limit of the reference implementation: a length field must not make us read gigabytes.
 MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
+_BLOCK_ROWS = 4096
 #: Plain floats: what unquantised weights are stored as.
 FLOAT_DTYPES = {
     "BF16": torch.bfloat16,
@@ -91,6 +92,14 @@ class SafetensorsFile:
         entry = self._plain(name)
         if target.numel():
             target.copy_(self._mapped(entry).narrow(dim, start, target.shape[dim]))
+            self._forget(entry)
+
+    def blocks(self, name: str, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        """Yield a tensor in ``dtype``, some rows at a time, not to be kept; raises as above."""
+        entry = self._plain(name)
+        if math.prod(entry.shape):
+            for rows in torch.split(self._mapped(entry), _BLOCK_ROWS):
+                yield rows.to(dtype)
             self._forget(entry)
 
     def read(self, name: str) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """What comes before the first layer of a decoder and after the last one."""
 
+import logging
+
 import torch
 from torch.nn import functional
 
@@ -11,13 +13,17 @@ from tidemill_gpuworker.parallel.collectives import Collectives
 from tidemill_gpuworker.parallel.shard import Section
 
 _EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+
+_log = logging.getLogger(__name__)
 
 
 class Embedding:
     """The vectors of the tokens; every rank of the first stage has all of them."""
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
-        self.weight = checkpoint.tensor(_EMBEDDING, config.vocab_size, config.hidden_size)
+        name = _embedding_name(config, checkpoint)
+        self.weight = checkpoint.tensor(name, config.vocab_size, config.hidden_size)
         # Rounded to the model's dtype, as transformers does.
         self._multiplier = float(torch.tensor(config.embedding_multiplier).to(self.weight))
 
@@ -60,12 +66,36 @@ def splits_vocabulary(config: ModelConfig) -> bool:
     return not config.shard.is_whole and config.vocab_size % config.shard.count == 0
 
 
+def _embedding_name(config: ModelConfig, checkpoint: Checkpoint) -> str:
+    # Of two that are one the files may hold either.
+    is_head = config.tie_word_embeddings and not checkpoint.holds(_EMBEDDING)
+    return _HEAD if is_head and checkpoint.holds(_HEAD) else _EMBEDDING
+
+
 def _head_weight(config: ModelConfig, checkpoint: Checkpoint, embedding: Embedding) -> torch.Tensor:
+    is_tied = _is_tied(config, checkpoint)
     if not splits_vocabulary(config):
-        if config.tie_word_embeddings:
+        if is_tied:
             return embedding.weight
-        return checkpoint.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+        return checkpoint.tensor(_HEAD, config.vocab_size, config.hidden_size)
     part = Section(config.vocab_size // config.shard.count, config.shard)
-    if config.tie_word_embeddings:
+    if is_tied:
         return embedding.weight.narrow(0, part.start, part.size)
-    return checkpoint.part("lm_head.weight", 0, [part], config.hidden_size)
+    return checkpoint.part(_HEAD, 0, [part], config.hidden_size)
+
+
+def _is_tied(config: ModelConfig, checkpoint: Checkpoint) -> bool:
+    """Whether the head is the embedding: as in transformers 5, not if the files hold another."""
+    if not config.tie_word_embeddings:
+        return False
+    if not (checkpoint.holds(_HEAD) and checkpoint.holds(_EMBEDDING)):
+        return True
+    if checkpoint.are_equal(_HEAD, _EMBEDDING):
+        checkpoint.skip([_HEAD])
+        return True
+    _log.warning(
+        "config.json makes the embedding the output head (tie_word_embeddings), but the files hold"
+        " another %s, which is used",
+        _HEAD,
+    )
+    return False
