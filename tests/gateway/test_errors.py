@@ -97,6 +97,7 @@ def test_a_message_may_quote_half_of_a_surrogate_pair() -> None:
     assert json.loads(told)["error"]["message"] == "a: '\ud800'"
 
 
+NO_TOKENS = {"max_completion_tokens": 0}
 BAD: list[tuple[str, Any, int, str | None]] = [
     (COMPLETIONS, {}, 400, "prompt"),
     (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
@@ -128,6 +129,8 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (CHAT, {"messages": HELLO, "functions": [{}]}, 400, "functions"),
     (CHAT, {"messages": HELLO, "chat_template": "x"}, 400, "chat_template"),
     (CHAT, {"messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),
+    (CHAT, {"messages": HELLO, "max_completion_tokens": -1}, 400, "max_completion_tokens"),
+    (CHAT, {"messages": HELLO, "max_tokens": 2, **NO_TOKENS}, 400, "max_completion_tokens"),
     (CHAT, {"messages": HELLO, "response_format": {"type": "poem"}}, 400, "response_format.type"),
     (CHAT, {"messages": HELLO, "response_format": WRONG_SCHEMA}, 400, "response_format"),
     (COMPLETIONS, {"prompt": "x", "structured_outputs": {"regex": "("}}, 400, "structured_outputs"),
@@ -173,6 +176,7 @@ def test_a_bad_field_is_refused_by_name(
         (b'"x"', "invalid_value", "body"),
         (b"\xff", "invalid_json", "not UTF-8"),
         (b"[" * 10_000, "invalid_json", "it nests too deep"),
+        (b'{"x": %s}' % (b"9" * 5000), "invalid_json", "thousands of digits"),
         (b"[" * 100_000, "invalid_json", "depth limit exceeded: line 1 column"),
     ],
 )

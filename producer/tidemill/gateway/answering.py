@@ -48,7 +48,8 @@ class Plan:
     """What is asked of the queue, and how it is told.
 
     ``kind`` and ``event_kind`` are the ``object`` of the body and of events, ``prompt_field`` the
-    field of the request that jobs know as token ids, ``form_field`` that of the form of answers.
+    field of the request that jobs know as token ids, ``form_field`` that of the form of answers,
+    ``limit_field`` that of their longest length.
     ``stream_interval`` is the least number of tokens of an event, but for the first and the last.
     ``late_events`` makes all events of a stream that can begin only when everything is known.
     """
@@ -65,12 +66,15 @@ class Plan:
     late_events: Callable[[Sequence[Result], Envelope], bytes] | None = None
     includes_usage: bool = False
     form_field: str = "structured_outputs"
+    limit_field: str = "max_tokens"
     stream_interval: int = 1
 
     def name_of(self, _: int, field: str) -> str:
         """Return what the request calls a field of its jobs."""
         if field.startswith("prompt_ids"):
             return field.replace("prompt_ids", self.prompt_field, 1)
+        if field.removeprefix("params.") == "max_tokens":
+            return self.limit_field
         return self.form_field if field.startswith("structured") else field
 
 

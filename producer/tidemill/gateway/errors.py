@@ -188,6 +188,9 @@ def _http(error: HTTPException) -> ApiError:
         return _not_json("it nests too deep")
     if isinstance(error.__cause__, UnicodeDecodeError):
         return _not_json("it is not UTF-8")
+    if type(error.__cause__) is ValueError and "digits" in str(error.__cause__):
+        # Python reads none of more than 4,300, which an integer of 64 bits is far from having.
+        return _not_json("an integer in it has thousands of digits")
     kind = _INVALID if error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER
     codes = {
         404: "not_found",
