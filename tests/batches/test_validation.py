@@ -100,6 +100,7 @@ def test_the_model_is_told_if_all_lines_name_the_same() -> None:
         ({"custom_id": ""}, "invalid_custom_id"),
         ({"custom_id": "x" * 513}, "invalid_custom_id"),
         ({"custom_id": ["a"]}, "invalid_custom_id"),
+        ({"custom_id": "a\ud800"}, "invalid_custom_id"),
         ({"method": "post"}, "invalid_method"),
         ({"url": "/v1/chat/completions"}, "invalid_url"),
         ({"body": []}, "invalid_body"),

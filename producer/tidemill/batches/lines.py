@@ -74,7 +74,7 @@ def _problems(fields: dict[str, Any], endpoint: str, number: int) -> Iterator[Li
             yield error("missing_required_parameter", name, f"Missing required parameter: {name}.")
     custom_id, method, url = (fields.get(name) for name in ("custom_id", "method", "url"))
     if custom_id is not None and not _is_custom_id(custom_id):
-        told = f"custom_id must be text of 1 to {MAX_CUSTOM_ID_CHARS} characters."
+        told = f"custom_id must be valid text of 1 to {MAX_CUSTOM_ID_CHARS} characters."
         yield error("invalid_custom_id", "custom_id", told)
     if method not in (None, "POST"):
         yield error("invalid_method", "method", "The method of every line must be POST.")
@@ -86,7 +86,14 @@ def _problems(fields: dict[str, Any], endpoint: str, number: int) -> Iterator[Li
 
 
 def _is_custom_id(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= MAX_CUSTOM_ID_CHARS
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_CUSTOM_ID_CHARS:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which can stand in no output.
+        return False
+    return True
 
 
 def _skip_rest(file: BinaryIO) -> int:

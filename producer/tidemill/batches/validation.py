@@ -62,7 +62,7 @@ class _Surveyor:
             self._note(error)
 
     def _check(self, line: RequestLine) -> Iterator[LineError]:
-        digest = blake2b(line.custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        digest = blake2b(line.custom_id.encode(), digest_size=16).digest()
         first = self._seen.setdefault(digest, line.number)
         if first != line.number:
             told = f"custom_id {line.custom_id[:80]!r} is that of line {first} too."
