@@ -23,6 +23,7 @@ _NUMBERS = frozenset(
         "repetition_penalty",
         "logprobs",
         "prompt_logprobs",
+        "thinking_token_budget",
         "seed",
         "priority",
     }

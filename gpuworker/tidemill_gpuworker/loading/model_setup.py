@@ -23,6 +23,7 @@ from tidemill_gpuworker.engine.served_model import ServedModel
 from tidemill_gpuworker.loading.context_fit import fitting_context
 from tidemill_gpuworker.loading.generation_config import sampling_defaults
 from tidemill_gpuworker.loading.model_choice import ModelSource, NativeSource, choose_model
+from tidemill_gpuworker.loading.reasoning import reasoning_markers
 from tidemill_gpuworker.lora.adapters import Adapters
 from tidemill_gpuworker.lora.layers import AdaptableLayers
 from tidemill_gpuworker.memory.block_manager import BlockManager
@@ -244,6 +245,7 @@ def _engine(
         tokenizer.eos_token_ids,
         gumbel_argmax=runner.backend.gumbel_argmax,
         logprobs_mode=LogprobsMode(config.logprobs_mode),
+        markers=reasoning_markers(tokenizer, runner.model_config.vocab_size),
     )
     speculation = config.speculative_config
     drafter = Drafter(speculation, step_config.max_model_len) if speculation else None
@@ -265,6 +267,7 @@ def _card(
         max_logprobs=config.max_logprobs,
         max_n=config.max_n,
         sampling_defaults=sampling_defaults(config),
+        reasoning_ids=reasoning_markers(tokenizer, runner.model_config.vocab_size) or (),
     )
 
 

@@ -30,7 +30,7 @@ class Edited(NamedTuple):
 
 
 def edit(logits: torch.Tensor, edited: Several[Edited]) -> None:
-    """Apply allowed_token_ids, bad_words, min_tokens, logit_bias, guides and penalties.
+    """Apply allowed_token_ids, bad_words, min_tokens, logit_bias, guides, penalties, and budgets.
 
     The order is vLLM's.
     """
@@ -39,6 +39,7 @@ def edit(logits: torch.Tensor, edited: Several[Edited]) -> None:
     add_bias(logits, edited)
     apply_guides(logits, edited)
     apply_penalties(logits, edited)
+    end_reasoning(logits, edited)
 
 
 def allow(logits: torch.Tensor, edited: Several[Edited]) -> None:
@@ -133,6 +134,14 @@ def apply_penalties(logits: torch.Tensor, edited: Several[Edited]) -> None:
     values -= spread([p.frequency_penalty for p in params]) * counts
     values -= spread([p.presence_penalty for p in params]) * (counts > 0)
     logits[index] = values
+
+
+def end_reasoning(logits: torch.Tensor, edited: Several[Edited]) -> None:
+    """Leave only the token that ends the reasoning where thinking_token_budget is used up."""
+    for place, row, state in edited:
+        if state.thinking is not None and state.ends_reasoning(row):
+            logits[place].fill_(_NOTHING)
+            logits[place, state.thinking.close] = 0.0
 
 
 def _index(

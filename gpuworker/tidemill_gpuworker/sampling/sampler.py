@@ -15,6 +15,7 @@ from tidemill_gpuworker.sampling.logit_edits import Edited, edit
 from tidemill_gpuworker.sampling.logprobs import read_logprobs, wanted_logprobs
 from tidemill_gpuworker.sampling.sampled_token import SampledToken
 from tidemill_gpuworker.sampling.sampling_row import SamplingRow, SamplingState, state_of
+from tidemill_gpuworker.sampling.thinking import ReasoningMarkers
 from tidemill_kernels import randomness
 from tidemill_kernels.backend import GumbelArgmax
 
@@ -40,9 +41,11 @@ class _Touched(NamedTuple):
 class Sampler:
     """Edits logits, filters them and draws, all in vLLM's order.
 
-    allowed_token_ids, bad_words, min_tokens, logit_bias, guide, penalties; temperature, min_p,
-    top_k, top_p.  A token is fixed by the sequence's parameters, its own tokens, its seed, the new
-    token's position and the row of logits: the rest of the batch has no part in it.
+    allowed_token_ids, bad_words, min_tokens, logit_bias, guide, penalties, thinking_token_budget;
+    temperature, min_p, top_k, top_p.  A token is fixed by the sequence's parameters, its own
+    tokens, its seed, the new token's position and the row of logits: the rest of the batch has no
+    part in it.
+    ``markers`` are those of a model that reasons.
     ``gumbel_argmax`` may be a device's faster twin of ``tidemill_kernels.randomness``'.
     """
 
@@ -52,9 +55,11 @@ class Sampler:
         *,
         gumbel_argmax: GumbelArgmax = randomness.gumbel_argmax,
         logprobs_mode: LogprobsMode = LogprobsMode.RAW,
+        markers: ReasoningMarkers | None = None,
     ) -> None:
         self._eos_token_ids = tuple(eos_token_ids)
         self._gumbel_argmax = gumbel_argmax
+        self._markers = markers
         self._tells_processed = logprobs_mode is LogprobsMode.PROCESSED
 
     def sample(self, logits: torch.Tensor, rows: Several[SamplingRow]) -> list[SampledToken]:
@@ -76,7 +81,7 @@ class Sampler:
     def _touched(self, rows: Several[SamplingRow], device: torch.device) -> list[_Touched]:
         found: list[_Touched] = []
         for place, row in enumerate(rows):
-            state = state_of(row, self._eos_token_ids, device)
+            state = state_of(row, self._eos_token_ids, device, self._markers)
             needs_edits = state.edits(row)
             if needs_edits or not row.params.is_greedy:
                 found.append(_Touched(place, row, state if needs_edits else None))

@@ -11,6 +11,7 @@ import torch
 
 from tidemill.protocol.sampling import SamplingParams
 from tidemill_gpuworker.sampling.guide import TokenMask
+from tidemill_gpuworker.sampling.thinking import ReasoningMarkers, ThinkingBudget
 from tidemill_gpuworker.sampling.token_counts import TokenCounts
 
 
@@ -79,23 +80,44 @@ class SamplingState:
     bias_ids: npt.NDArray[np.int64]
     bias: npt.NDArray[np.float32]
     counts: TokenCounts | None
+    #: Of a sequence without one, and without a marker that could end its reasoning, None.
+    thinking: ThinkingBudget | None = None
 
     def edits(self, row: SamplingRow) -> bool:
         """Whether this step changes logits of the row before temperature and filters."""
-        return self.always_edits or len(row.output_ids) < self.min_tokens or row.guide is not None
+        return (
+            self.always_edits
+            or len(row.output_ids) < self.min_tokens
+            or row.guide is not None
+            or self.ends_reasoning(row)
+        )
+
+    def ends_reasoning(self, row: SamplingRow) -> bool:
+        """Whether the row's token must be the one that ends its reasoning.
+
+        What a guide forms has none.
+        """
+        thinking = self.thinking if row.guide is None else None
+        return thinking is not None and thinking.is_spent(row.output_ids)
 
 
 def state_of(
-    row: SamplingRow, eos_token_ids: Collection[int], device: torch.device
+    row: SamplingRow,
+    eos_token_ids: Collection[int],
+    device: torch.device,
+    markers: ReasoningMarkers | None = None,
 ) -> SamplingState:
     """Return what is kept of a row, made at its first step."""
     if row.sampling_state is None:
-        row.sampling_state = _make_state(row, eos_token_ids, device)
+        row.sampling_state = _make_state(row, eos_token_ids, device, markers)
     return row.sampling_state
 
 
 def _make_state(
-    row: SamplingRow, eos_token_ids: Collection[int], device: torch.device
+    row: SamplingRow,
+    eos_token_ids: Collection[int],
+    device: torch.device,
+    markers: ReasoningMarkers | None,
 ) -> SamplingState:
     params = row.params
     allowed, counts = None, None
@@ -103,6 +125,10 @@ def _make_state(
         allowed = torch.tensor(sorted(set(params.allowed_token_ids)), device=device)
     if params.has_penalties:
         counts = TokenCounts(row.prompt_ids if params.repetition_penalty != 1.0 else ())
+    budget = params.thinking_token_budget
+    thinking = None
+    if markers is not None and budget is not None:
+        thinking = ThinkingBudget(markers, budget, row.prompt_ids)
     return SamplingState(
         always_edits=bool(
             allowed is not None or row.bad_word_ids or params.logit_bias or counts is not None
@@ -113,4 +139,5 @@ def _make_state(
         bias_ids=np.array([token_id for token_id, _ in params.logit_bias], np.int64),
         bias=np.array([bias for _, bias in params.logit_bias], np.float32),
         counts=counts,
+        thinking=thinking,
     )

@@ -30,7 +30,8 @@ class DraftRow:
         known = self.seq.sampling_state
         if self._state is None and known is not None:
             counts = None if known.counts is None else known.counts.copy()
-            self._state = replace(known, counts=counts)
+            thinking = None if known.thinking is None else known.thinking.copy()
+            self._state = replace(known, counts=counts, thinking=thinking)
         return self._state
 
     @sampling_state.setter

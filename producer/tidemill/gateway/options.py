@@ -15,7 +15,8 @@ _SAME = (
     *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
     *("skip_special_tokens", "spaces_between_special_tokens"),
     *("logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids", "prompt_logprobs"),
-    *("repetition_detection", "priority", "deadline", "cache_salt", "callback_url", "metadata"),
+    *("repetition_detection", "thinking_token_budget"),
+    *("priority", "deadline", "cache_salt", "callback_url", "metadata"),
 )
 
 _GUIDED = {

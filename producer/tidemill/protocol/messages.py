@@ -236,6 +236,7 @@ class ModelCard(WireModel):
     the kind of jobs it is for, ``embedding_size`` the length of its vectors, 0 if it makes none.
     ``blob_store`` tells which blob store its workers read stored audio from, "" if from none.
     ``sampling_defaults`` are for what a request leaves out, to be filled in by who submits it.
+    ``reasoning_ids`` are the tokens that begin and end its reasoning, none if it has no such.
     """
 
     name: Name
@@ -252,6 +253,7 @@ class ModelCard(WireModel):
     blob_store: str = Field(default="", max_length=64)
     adapters: tuple[AdapterCard, ...] = Field(default=(), max_length=MAX_ADAPTERS)
     sampling_defaults: SamplingDefaults = SamplingDefaults()
+    reasoning_ids: TokenIds = ()
 
 
 class FinishedSequence(WireModel):

@@ -52,6 +52,10 @@ LogitBias = Annotated[
     tuple[tuple[TokenId, float], ...], BeforeValidator(_bias_pairs), AfterValidator(_clamp_bias)
 ]
 StopString = Annotated[AnyText, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+ThinkingBudget = Annotated[
+    Annotated[Count, Field(ge=-1)] | None,
+    AfterValidator(lambda value: None if value == -1 else value),
+]
 BadWord = Annotated[AnyText, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS, pattern=r"\S")]
 NumOutputs = Annotated[int, Field(strict=True, ge=1, le=MAX_N)]
 NumLogprobs = Annotated[Count, Field(ge=ALL_LOGPROBS)]
@@ -86,6 +90,7 @@ class SamplingParams(WireModel):
     likeliest tokens told of each position beside its own, -1 for all of them.  Of ``best_of``
     outputs, ``n`` if it is None, the ``n`` likeliest are told; with ``use_beam_search`` they are
     the beams, rated by ``length_penalty``, and ``early_stopping`` says when to look for no more.
+    After ``thinking_token_budget`` tokens of reasoning its end is forced; -1 is None.
     """
 
     n: NumOutputs = 1
@@ -118,6 +123,7 @@ class SamplingParams(WireModel):
     prompt_logprobs: NumLogprobs | None = None
     logprob_token_ids: TokenIds = Field(default=(), max_length=MAX_LOGPROB_TOKEN_IDS)
     repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: ThinkingBudget = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "SamplingParams":
@@ -186,6 +192,7 @@ _NOT_OF_BEAMS: Mapping[str, tuple[object, ...]] = {
     "logprobs": (None,),
     "prompt_logprobs": (None,),
     "repetition_detection": (None,),
+    "thinking_token_budget": (None,),
 }
 
 

@@ -27,6 +27,7 @@ def check_sampling(params: SamplingParams, prompt_len: int, card: ModelCard) -> 
                 fix="Use the tokenizer of the served model.",
             )
     _check_outputs(params, card)
+    _check_thinking(params, card)
     _check_number("logprobs", params.logprobs, card)
     _check_number("prompt_logprobs", params.prompt_logprobs, card)
     _check_size(params, prompt_len, card)
@@ -46,6 +47,16 @@ def _check_outputs(params: SamplingParams, card: ModelCard) -> None:
             " the workers set",
             field=f"params.{field}",
             fix="Ask for fewer, or start the workers with a larger --max-n.",
+        )
+
+
+def _check_thinking(params: SamplingParams, card: ModelCard) -> None:
+    if params.thinking_token_budget is not None and not card.reasoning_ids:
+        raise InvalidRequest(
+            f"params.thinking_token_budget: model {card.name!r} has no reasoning that a single"
+            " token ends",
+            field="params.thinking_token_budget",
+            fix="Leave it out, or lower max_tokens.",
         )
 
 

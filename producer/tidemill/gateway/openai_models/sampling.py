@@ -60,6 +60,7 @@ class GenerationRequest(ApiRequest):
     logprob_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     repetition_detection: dict[str, int] | None = None
+    thinking_token_budget: Annotated[int, Field(strict=True, ge=-1)] | None = None
 
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
