@@ -1,5 +1,6 @@
 """The pooling engine's steps, with an encoder whose rows name their inputs."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,3 +104,21 @@ def test_what_a_step_takes_fits_unless_it_is_a_single_input(
     count = take(lengths, budget)
     assert count == 1 or sum(lengths[:count]) <= budget
     assert count == len(lengths) or sum(lengths[: count + 1]) > budget
+
+
+def test_a_row_that_is_no_number_fails_the_step_and_names_its_job() -> None:
+    class Overflowing(NamingEncoder):
+        def rows(self, batch: list[EncoderInput]) -> torch.Tensor:
+            rows = super().rows(batch)
+            return torch.where(rows == 2, torch.nan, rows)
+
+    engine = PoolingEngine(Overflowing(), 100)
+    engine.add(make_job("good", 3))
+    engine.add(make_job("bad", 4, 5, 6))
+
+    with pytest.raises(ArithmeticError, match="no finite rows for bad"):
+        engine.step()
+    engine.abort("bad")
+
+    [output] = engine.step()
+    assert output.seq.seq_id == "good", "the step that failed never happened"

@@ -94,6 +94,11 @@ def test_the_attention_of_chosen_heads_is_that_of_the_model(
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
+def test_logits_that_are_no_numbers_are_never_told(model: SpeechModel) -> None:
+    with pytest.raises(ArithmeticError, match="finite"):
+        model.logits(torch.full((1, 64), torch.nan))
+
+
 @pytest.mark.parametrize("length", [0, 1, 2, 5, 12])
 def test_the_rules_for_timestamps_are_those_of_the_reference(
     vocabulary: Vocabulary, length: int

@@ -1,6 +1,6 @@
 """Encoders of transformers: batches of token ids in, one row each out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,13 @@ from torch.nn import functional
 from tidemill.protocol.errors import DamagedModel, UnsupportedModel
 from tidemill.service.job_inputs import EncoderInput
 from tidemill_gpuworker.loading.config_fields import read_config
+from tidemill_gpuworker.loading.foreign_model import check_finite, load_pretrained, reading
 from tidemill_gpuworker.loading.loader import Checkpoint
 from tidemill_gpuworker.loading.model_task import Task, architecture_of, refuse_own_code
 from tidemill_gpuworker.pooling.recipe import Pooling, read_recipe
 
-#: Parts of a model that pooling does not use, and that a checkpoint may lack.
-_UNUSED = ("pooler.", "position_ids")
+#: Parts of a model that a checkpoint may lack.
+_UNUSED = ("position_ids",)
 #: Encoders of the RoBERTa family count positions from the padding id on.
 _OFFSET_FAMILIES = (
     "roberta",
@@ -26,6 +27,8 @@ _OFFSET_FAMILIES = (
     "mpnet",
     "data2vec-text",
 )
+
+_FIX = "Download the model again."
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -48,7 +51,12 @@ class TextEncoder:
         self.device = device
         self.revision = Checkpoint(model_dir, dtype=dtype, device=device).revision()
         self._task = task
-        self._model = _load(model_dir, task, dtype).to(device).eval()
+        with reading(model_dir):
+            self._set_up(config, model_dir, dtype)
+            check_finite(self.rows(self._trial()), model_dir, dtype)
+
+    def _set_up(self, config: Mapping[str, Any], model_dir: Path, dtype: torch.dtype) -> None:
+        self._model = _load(model_dir, self._task, dtype).to(self.device).eval()
         settings = self._model.config
         is_decoder = architecture_of(config).endswith("ForCausalLM")
         recipe = read_recipe(model_dir, is_decoder=is_decoder)
@@ -59,8 +67,15 @@ class TextEncoder:
         self._pad_id = int(settings.pad_token_id or 0)
         self._has_types = getattr(settings, "type_vocab_size", 0) > 1
         self.activation = _activation(config)
-        if task == "score":
+        if self.max_tokens < 1:
+            raise DamagedModel(f"{model_dir}: it has no positions for tokens", fix=_FIX)
+        if self._task == "score":
             _check_labels(settings, model_dir)
+
+    def _trial(self) -> list[EncoderInput]:
+        """Return two inputs, of which one is padded if there is room for that."""
+        ids = (0, self.vocab_size - 1)[: self.max_tokens]
+        return [EncoderInput(ids), EncoderInput(ids[:1])]
 
     @torch.inference_mode()
     def rows(self, batch: Sequence[EncoderInput]) -> torch.Tensor:
@@ -106,35 +121,10 @@ def _mask(lengths: torch.Tensor) -> torch.Tensor:
 
 
 def _load(model_dir: Path, task: Task, dtype: torch.dtype) -> Any:
-    kind = (
-        transformers.AutoModelForSequenceClassification
-        if task == "score"
-        else transformers.AutoModel
-    )
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        model, info = kind.from_pretrained(
-            model_dir,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            dtype=dtype,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise UnsupportedModel(
-            f"{model_dir}: transformers cannot load it: {str(error)[:300]}",
-            fix="Choose a model whose architecture is part of transformers.",
-        ) from error
-    lacking = sorted(
-        name for name in info["missing_keys"] if not any(part in name for part in _UNUSED)
-    )
-    if lacking:
-        raise DamagedModel(
-            f"{model_dir}: tensor {lacking[0]} is missing from the weights",
-            fix="Download the model again; config.json and weights must be of the same model.",
-        )
-    return model
+    if task == "score":
+        kind = transformers.AutoModelForSequenceClassification
+        return load_pretrained(kind, model_dir, dtype, _UNUSED)
+    return load_pretrained(transformers.AutoModel, model_dir, dtype, (*_UNUSED, "pooler."))
 
 
 def _max_positions(settings: Any) -> int:

@@ -98,6 +98,7 @@ class PoolingEngine:
         started = self._clock()
         chosen = self._choose()
         rows = self._encode([item for _, item in chosen])
+        _check_finite([job for job, _ in chosen], rows)
         for (job, _), row in zip(chosen, rows, strict=True):
             job.take(row)
         outputs = [
@@ -158,3 +159,10 @@ class PoolingEngine:
         queue.num_urgent_tokens = sum(
             job.num_left_tokens for job in jobs if job.priority_class is PriorityClass.INTERACTIVE
         )
+
+
+def _check_finite(jobs: Sequence[PoolingJob], rows: Sequence[torch.Tensor]) -> None:
+    """Raise ``ArithmeticError`` if a row holds what is no number."""
+    broken = {job.seq_id for job, row in zip(jobs, rows, strict=True) if not row.isfinite().all()}
+    if broken:
+        raise ArithmeticError(f"the model gave no finite rows for {', '.join(sorted(broken))}")

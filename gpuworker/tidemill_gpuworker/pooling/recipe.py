@@ -64,9 +64,7 @@ def _modules(model_dir: Path) -> list[dict[str, Any]]:
 
 
 def _pooling(path: Path) -> Pooling:
-    config = _read(path, {})
-    if not isinstance(config, dict):
-        raise DamagedModel(f"{path} is not a JSON object", fix=_FIX)
+    config = _object(path)
     mode = config.get("pooling_mode")
     modes = [mode] if isinstance(mode, str) else [m for f, m in _FLAGS.items() if config.get(f)]
     if len(modes) != 1 or modes[0] not in _MODES:
@@ -78,8 +76,15 @@ def _pooling(path: Path) -> Pooling:
 
 
 def _max_tokens(model_dir: Path) -> int | None:
-    value = _read(model_dir / "sentence_bert_config.json", {}).get("max_seq_length")
+    value = _object(model_dir / "sentence_bert_config.json").get("max_seq_length")
     return value if isinstance(value, int) and value > 0 else None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    values = _read(path, {})
+    if not isinstance(values, dict):
+        raise DamagedModel(f"{path} is not a JSON object", fix=_FIX)
+    return values
 
 
 def _read(path: Path, default: Any) -> Any:

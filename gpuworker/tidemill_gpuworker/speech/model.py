@@ -15,8 +15,8 @@ import torch
 import transformers
 from torch.nn import functional
 
-from tidemill.protocol.errors import DamagedModel
 from tidemill_gpuworker.loading.config_fields import read_config
+from tidemill_gpuworker.loading.foreign_model import check_finite, load_pretrained, reading
 from tidemill_gpuworker.loading.loader import Checkpoint
 from tidemill_gpuworker.loading.model_task import refuse_own_code
 from tidemill_gpuworker.speech.audio import SAMPLE_RATE, Samples
@@ -45,16 +45,33 @@ class SpeechModel:
     def __init__(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> None:
         refuse_own_code(read_config(model_dir), model_dir / "config.json")
         self.revision = Checkpoint(model_dir, dtype=dtype, device=device).revision()
-        self._model: Any = _load(model_dir, dtype).to(device).eval()
+        self._device, self._dtype = device, dtype
+        with reading(model_dir / "preprocessor_config.json"):
+            self._extractor = transformers.WhisperFeatureExtractor.from_pretrained(model_dir)
+        with reading(model_dir):
+            self._set_up(model_dir)
+            check_finite(self._trial(), model_dir, dtype)
+
+    def _set_up(self, model_dir: Path) -> None:
+        kind = transformers.WhisperForConditionalGeneration
+        loaded = load_pretrained(kind, model_dir, self._dtype, ())
+        self._model: Any = loaded.to(self._device).eval()
         self.config: Any = self._model.config
         self.max_tokens = int(self.config.max_target_positions)
-        self._extractor = transformers.WhisperFeatureExtractor.from_pretrained(model_dir)
-        self._device, self._dtype = device, dtype
         self._decoder: Any = self._model.model.decoder
         self._heads = int(self.config.decoder_attention_heads)
         self._num_slots = 0
         self._caches: list[torch.Tensor] = []
         self._grow(_FIRST_SLOTS)
+
+    def _trial(self) -> torch.Tensor:
+        """Return the logits of one token that was heard in silence."""
+        silence = self.features(np.zeros(0, dtype=np.float32))
+        self.encode([silence[:, :WINDOW_FRAMES]], 0)
+        with torch.inference_mode():
+            start = torch.tensor([[int(self.config.decoder_start_token_id or 0)]])
+            logits: torch.Tensor = self._model.proj_out(self.decode(start, [0], 0).hidden)
+        return logits
 
     def features(self, samples: Samples) -> torch.Tensor:
         """Return log-mel features [bins, frames] of the audio and 30 s of silence behind it."""
@@ -119,10 +136,15 @@ class SpeechModel:
         return Decoded(self._decoder.layer_norm(x), torch.cat(told, dim=1) if told else None)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits [..., vocabulary] on the CPU."""
+        """Return float32 logits [..., vocabulary] on the CPU.
+
+        Raises ``ArithmeticError`` if one is no number.
+        """
         with torch.inference_mode():
             logits: torch.Tensor = self._model.proj_out(hidden).float().cpu()
-            return logits
+        if not logits.isfinite().all():
+            raise ArithmeticError("the model gave no finite logits")
+        return logits
 
     def _attend_self(
         self,
@@ -184,26 +206,3 @@ class SpeechModel:
         for before, after in zip(old, self._caches, strict=False):
             after[:, : self._num_slots] = before
         self._num_slots = count
-
-
-def _load(model_dir: Path, dtype: torch.dtype) -> Any:
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        model, info = transformers.WhisperForConditionalGeneration.from_pretrained(
-            model_dir,
-            local_files_only=True,
-            use_safetensors=True,
-            dtype=dtype,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise DamagedModel(
-            f"{model_dir}: transformers cannot load it: {str(error)[:300]}",
-            fix="Download the model again.",
-        ) from error
-    if info["missing_keys"]:
-        raise DamagedModel(
-            f"{model_dir}: tensor {min(info['missing_keys'])} is missing from the weights",
-            fix="Download the model again; config.json and weights must be of the same model.",
-        )
-    return model
