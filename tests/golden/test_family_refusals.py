@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from support.golden_models import GOLDEN, make_golden_model
 from tidemill.protocol.errors import DamagedModel, ModelError, UnsupportedModel
@@ -37,6 +38,7 @@ def read(name: str, directory: Path, **changes: Any) -> ModelConfig:
         ("gemma3", {"layer_types": "full_attention"}, DamagedModel, "layer_types"),
         ("gemma3", {"layer_types": ["linear_attention"] * 4}, UnsupportedModel, "linear_attention"),
         ("gemma3", {"use_bidirectional_attention": True}, UnsupportedModel, "bidirectional"),
+        ("smollm3 sliding", {"use_sliding_window": False}, DamagedModel, "use_sliding_window"),
         ("gemma2", {"attn_logit_softcapping": -1.0}, DamagedModel, "attn_logit_softcapping"),
         ("gemma2", {"query_pre_attn_scalar": "many"}, DamagedModel, "query_pre_attn_scalar"),
         ("gemma2", {"hidden_activation": "tanh"}, UnsupportedModel, "hidden_activation"),
@@ -172,3 +174,32 @@ def with_rope_scaling(scaling: dict[str, Any], **changes: Any) -> dict[str, Any]
 )
 def test_older_configs_are_read_alike(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     assert read(name, tmp_path / "new") == read(name, tmp_path / "old", **changes)
+
+
+#: A model of each architecture.
+BY_FAMILY = {golden.family: name for name, golden in GOLDEN.items() if not golden.vision}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {"max_position_embeddings": "left out"}) for name in BY_FAMILY.values()),
+        ("gpt oss", {"rope_parameters": "left out"}),
+        ("gpt oss", {"rope_parameters": None}),
+        ("gpt oss", {"rope_parameters": {}, "max_position_embeddings": 64}),
+        ("llama yarn", {"rope_scaling": LINEAR}),
+    ],
+)
+def test_what_a_config_leaves_out_counts_as_in_transformers(
+    name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    write_config(name, tmp_path, **changes)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in values.items() if v != "left out"}))
+    ours = load_model_config(tmp_path)
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    filled = {field: getattr(theirs, field) for field in changes if field != "rope_scaling"}
+    filled["rope_parameters"] = theirs.rope_parameters
+    path.write_text(json.dumps(values | filled | {"rope_scaling": None}))
+    assert load_model_config(tmp_path) == ours

@@ -88,12 +88,18 @@ class LayerParser:
 
     def _slides(self, index: int) -> bool:
         windows = self._family.windows
-        if windows.switch and not self._config.flag(windows.switch):
-            return False
         kind = ""
         if windows.per_layer:
             kind = self._kind(index, "sliding_attention", "full_attention")
+        if windows.switch and not self._config.flag(windows.switch):
+            self._check_off(windows.switch, kind)
+            return False
         return kind == "sliding_attention" if kind else windows.rule(self._config, index)
+
+    def _check_off(self, switch: str, kind: str) -> None:
+        # transformers fails on these, or slides or not by how it computes attention.
+        if kind == "sliding_attention":
+            raise self._config.damaged(f"layer_types has {kind!r} layers, but {switch} is not true")
 
     def _kind(self, index: int, *known: str) -> str:
         """Return what `layer_types` says of a layer, one of ``known``; "" if it is absent."""
@@ -111,10 +117,10 @@ class LayerParser:
     def _ropes(self) -> tuple[RopeConfig, RopeConfig]:
         """Return the rotary embeddings of full and of sliding layers."""
         config, local = self._config, self._family.local_theta
-        given = config.section("rope_parameters")
         if local is None:
-            main = self._rope(given | config.section("rope_scaling"))
+            main = self._rope(config.section("rope_scaling") or self._rope_parameters())
             return main, main
+        given = config.section("rope_parameters")
         if "full_attention" in given or "sliding_attention" in given:
             kinds = ConfigFields(given, config.path)
             slides = {"rope_theta": local[1], **kinds.section("sliding_attention")}
@@ -123,6 +129,11 @@ class LayerParser:
         field, default = local
         theta = config.positive(field, default=default) if field else default
         return self._rope(given | config.section("rope_scaling")), RopeConfig(theta=theta)
+
+    def _rope_parameters(self) -> Mapping[str, Any]:
+        name = "rope_parameters"
+        is_given = self._config.values.get(name) is not None
+        return self._config.section(name) if is_given else self._family.defaults.get(name, {})
 
     def _rope(self, given: Mapping[str, Any]) -> RopeConfig:
         # transformers 5 writes all settings into one object, older ones only the scaling.

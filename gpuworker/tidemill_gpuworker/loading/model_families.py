@@ -18,11 +18,12 @@ _POST = LayerNorms("", "post_attention_layernorm", "", "post_feedforward_layerno
 _QWEN_WINDOWS = Windows(
     layer_rules.from_max_window_layers, per_layer=True, switch="use_sliding_window"
 )
-_QWEN = {"sliding_window": 4096, "max_window_layers": 28}
-_GEMMA = {"head_dim": 256, "tie_word_embeddings": True}
+_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA = {"max_position_embeddings": 8192, "head_dim": 256, "tie_word_embeddings": True}
 _ALL_SLIDE = Windows(layer_rules.always)
 _LLAMA4 = Family(
     {
+        "max_position_embeddings": 131072,
         "head_dim": 128,
         "rms_norm_eps": 1e-5,
         "rope_theta": 5e5,
@@ -55,25 +56,37 @@ _LLAMA4 = Family(
 )
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(mlp_bias="mlp_bias"),
+    "LlamaForCausalLM": Family({"max_position_embeddings": 2048}, mlp_bias="mlp_bias"),
     "Llama4ForCausalLM": _LLAMA4,
     # Its text alone: towers for images are left in the files.
     "Llama4ForConditionalGeneration": replace(
         _LLAMA4, section="text_config", prefix="language_model."
     ),
     "MistralForCausalLM": Family(
-        {"sliding_window": 4096}, qkv_bias=False, output_bias=False, windows=_ALL_SLIDE
+        {"max_position_embeddings": 131072, "sliding_window": 4096},
+        qkv_bias=False,
+        output_bias=False,
+        windows=_ALL_SLIDE,
     ),
     "Qwen2ForCausalLM": Family(_QWEN, qkv_bias=True, output_bias=False, windows=_QWEN_WINDOWS),
     "Qwen3ForCausalLM": Family(_QWEN | {"head_dim": 128}, qk_norm="head", windows=_QWEN_WINDOWS),
     "SmolLM3ForCausalLM": Family(
-        {"tie_word_embeddings": True, "rope_theta": 2e6, "no_rope_layer_interval": 4},
+        {
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+            "rope_theta": 2e6,
+            "no_rope_layer_interval": 4,
+        },
         mlp_bias="mlp_bias",
         windows=Windows(layer_rules.has_no_rope, per_layer=True, switch="use_sliding_window"),
         has_rope=layer_rules.has_rope,
     ),
     "Phi3ForCausalLM": Family(
-        {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+        {
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "original_max_position_embeddings": 4096,
+        },
         qkv_bias=False,
         output_bias=False,
         mlp="fused",
@@ -115,6 +128,7 @@ FAMILIES: dict[str, Family] = {
             "sliding_window": 4096,
             "query_pre_attn_scalar": 256,
             "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
         },
         norms=_SANDWICH,
         norm="rms_offset",
@@ -127,7 +141,13 @@ FAMILIES: dict[str, Family] = {
         query_scalar="query_pre_attn_scalar",
     ),
     "MixtralForCausalLM": Family(
-        {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2},
+        {
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
         qkv_bias=False,
         output_bias=False,
         windows=_ALL_SLIDE,
@@ -147,21 +167,28 @@ FAMILIES: dict[str, Family] = {
         experts=Experts(shared="mlp.shared_expert"),
     ),
     "Qwen3MoeForCausalLM": Family(
-        {"sliding_window": 4096, "num_experts_per_tok": 8},
+        {"max_position_embeddings": 32768, "sliding_window": 4096, "num_experts_per_tok": 8},
         qk_norm="head",
         windows=Windows(layer_rules.always, switch="use_sliding_window"),
         experts=Experts(),
     ),
-    "Olmo2ForCausalLM": Family({"rms_norm_eps": 1e-5}, norms=_POST, qk_norm="projection"),
+    "Olmo2ForCausalLM": Family(
+        {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}, norms=_POST, qk_norm="projection"
+    ),
     "Olmo3ForCausalLM": Family(
-        {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096},
+        {
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "sliding_window": 4096,
+        },
         norms=_POST,
         qk_norm="projection",
         windows=Windows(layer_rules.not_every_fourth, per_layer=True),
         local_theta=("", 5e5),
     ),
     "GraniteForCausalLM": Family(
-        {"attention_multiplier": 1.0},
+        {"max_position_embeddings": 2048, "attention_multiplier": 1.0},
         mlp_bias="mlp_bias",
         scalars={
             "attention_scale": "attention_multiplier",
@@ -172,6 +199,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Starcoder2ForCausalLM": Family(
         {
+            "max_position_embeddings": 4096,
             "hidden_act": "gelu_pytorch_tanh",
             "norm_epsilon": 1e-5,
             "use_bias": True,
@@ -187,6 +215,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "GptOssForCausalLM": Family(
         {
+            "max_position_embeddings": 131072,
             "attention_bias": True,
             "head_dim": 64,
             "rms_norm_eps": 1e-5,
