@@ -1,9 +1,11 @@
 """The jobs of one request: submitted together, followed together, and given up together."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 from tidemill._follow import Chunk
 from tidemill._request import JobSpec
@@ -20,6 +22,11 @@ from tidemill.protocol.errors import (
 )
 from tidemill.protocol.messages import JobEnd, Usage
 from tidemill.result import Result
+
+T = TypeVar("T")
+
+#: Jobs of one request that are looked for before others have their turn.
+_BEGUN_AT_ONCE = 32
 
 
 def _same_name(_: int, field: str) -> str:
@@ -62,12 +69,8 @@ class RequestJobs:
         """Wait for all results; raises the first error that stands for one."""
         if len(self._jobs) == 1:
             return [await self._result(0)]
-        tasks = [asyncio.create_task(self._result(index)) for index in range(len(self._jobs))]
-        try:
+        async with self._each(self._result) as tasks:
             return [await task for task in tasks]
-        finally:
-            for task in tasks:
-                task.cancel()
 
     async def pieces(self) -> AsyncGenerator[list[Piece]]:
         """Yield what the jobs produce as it comes, all at once that has come; raises as above."""
@@ -77,18 +80,12 @@ class RequestJobs:
                     yield pieces
             return
         arrived: asyncio.Queue[list[Piece] | BaseException] = asyncio.Queue()
-        tasks = [
-            asyncio.create_task(self._pass_on(index, arrived)) for index in range(len(self._jobs))
-        ]
-        try:
+        async with self._each(partial(self._pass_on, arrived=arrived)):
             num_ended = 0
             while num_ended < len(self._jobs):
                 pieces = _joined(await arrived.get(), arrived)
                 num_ended += sum(piece.end is not None for piece in pieces)
                 yield pieces
-        finally:
-            for task in tasks:
-                task.cancel()
 
     def give_up(self) -> None:
         """Cancel what is unfinished, in the background, unless it outlives the request."""
@@ -107,6 +104,23 @@ class RequestJobs:
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.give_up()
+
+    @asynccontextmanager
+    async def _each(
+        self, work: Callable[[int], Coroutine[Any, Any, T]]
+    ) -> AsyncGenerator[list[asyncio.Task[T]]]:
+        """Do something for each job, until the context is left."""
+        tasks: list[asyncio.Task[T]] = []
+        try:
+            for index in range(len(self._jobs)):
+                tasks.append(asyncio.create_task(work(index)))
+                if index % _BEGUN_AT_ONCE == 0:
+                    # Others have their turn.
+                    await asyncio.sleep(0)
+            yield tasks
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _result(self, index: int) -> Result:
         try:
