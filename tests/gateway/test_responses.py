@@ -320,6 +320,19 @@ def test_a_key_finds_the_response_again(client: openai.OpenAI) -> None:
         client.responses.create(input="hello", store=False, extra_headers=key, **GREEDY)
 
 
+def test_a_response_that_there_is_no_room_to_keep_is_refused(site: Site) -> None:
+    tenant, body = {"X-Tidemill-Tenant": "full"}, {"input": "hello", "max_output_tokens": 1}
+    with closing(Link(site.stack.url, "00", 30)) as link:
+        link.client.hset(KEYS.settings, "response_bytes:full", 9)
+        refused = post(site, PATH, body, **tenant)
+        assert refused.status_code == 429 and "retry-after" in refused.headers
+        error = refused.json()["error"]
+        assert error["code"] == "queue_full" and "the limit is 9." in error["message"]
+        assert post(site, PATH, {**body, "store": False}, **tenant).status_code == 200
+        link.client.hdel(KEYS.settings, "response_bytes:full")
+    assert post(site, PATH, body, **tenant).status_code == 200
+
+
 def test_responses_of_others_are_not_found(site: Site) -> None:
     alice = {"X-Tidemill-Tenant": "alice"}
     made = post(site, PATH, {"input": "hello", "max_output_tokens": 1}, **alice).json()
