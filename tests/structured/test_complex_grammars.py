@@ -144,3 +144,20 @@ def test_a_draft_that_is_too_complex_leaves_its_guide_as_it_was() -> None:
         GuideAhead(guide, draft).fill_mask(behind)
     guide.fill_mask(after)
     assert before.tolist() == after.tolist()
+
+
+def follow(grammar: str, num_tokens: int) -> None:
+    """Take the first token that the grammar allows, so many times."""
+    made = grammar_of(StructuredOutput(grammar=grammar))
+    guide = GrammarGuide(LLMatcher(VOCABULARY, made, log_level=0), "structured.grammar")
+    row = torch.zeros(-(-VOCAB_SIZE // 32), dtype=torch.int32)
+    for _ in range(num_tokens):
+        guide.fill_mask(row)
+        guide.accept(next(i for i in range(VOCAB_SIZE) if row[i // 32].item() >> i % 32 & 1))
+
+
+def test_a_rule_that_never_ends_fails_where_it_leaves_no_choice() -> None:
+    for grammar in ('start: "a" start', 'start: start "a"'):
+        with pytest.raises(GrammarTooComplex, match="too complex within the answer"):
+            follow(grammar, 2)
+    follow('start: "a"* b\nb: "b" b', 100)
