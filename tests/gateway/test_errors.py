@@ -38,6 +38,7 @@ HELLO = [{"role": "user", "content": "x"}]
 UNKNOWN_TYPE: dict[str, Any] = {"type": "objec"}
 WRONG_FORMAT = {"type": "json_schema", "name": "a", "schema": UNKNOWN_TYPE}
 WRONG_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": UNKNOWN_TYPE}}
+TAGS = {"type": "structural_tag", "structures": [], "triggers": []}
 LAMP = {"type": "function", "function": {"name": "lamp", "parameters": UNKNOWN_TYPE}}
 
 #: Error, status, code, whether OpenAI's clients may try again by themselves.
@@ -151,6 +152,13 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (COMPLETIONS, {"prompt": "x", "logits_processors": ["a.b"]}, 400, "logits_processors"),
     (CHAT, {"messages": HELLO, "logits_processors": ["a.b"]}, 400, "logits_processors"),
     ("/v1/jobs", {"prompt": "x", "prompt_embeds": "AAAA"}, 400, "prompt_embeds"),
+    (CHAT, {"messages": HELLO, "response_format": TAGS}, 400, "response_format.type"),
+    (COMPLETIONS, {"prompt": "x", "structured_outputs": TAGS}, 400, "structured_outputs"),
+    (CHAT, {"messages": HELLO, "thinking_token_budget": 5}, 400, "thinking_token_budget"),
+    (COMPLETIONS, {"prompt": "x", "stream": True, "stream_interval": 0}, 400, "stream_interval"),
+    (CHAT, {"messages": HELLO, "echo": True}, 400, "echo"),
+    ("/v1/embeddings", {"input": "x", "embed_dtype": "float16"}, 400, "embed_dtype"),
+    ("/v1/embeddings", {"input": "x", "endianness": "big"}, 400, "endianness"),
     ("/tokenize", {}, 400, "prompt"),
     ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
 ]

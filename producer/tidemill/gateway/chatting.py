@@ -138,6 +138,8 @@ def _check(body: ChatRequest) -> None:
         raise refuse(
             "chat_template", "templates are the model's own", "Put it into the model's directory."
         )
+    if body.echo:
+        raise refuse("echo", "answers hold what is new alone", "Put the last message before it.")
     if body.top_logprobs is not None and not body.logprobs:
         raise refuse("top_logprobs", "it needs logprobs", "Set logprobs to true.")
     if body.continue_final_message and body.add_generation_prompt:
@@ -146,6 +148,8 @@ def _check(body: ChatRequest) -> None:
 
 def _template_options(body: ChatRequest) -> dict[str, Any]:
     options = dict(body.chat_template_kwargs or {})
+    if body.documents is not None:
+        options["documents"] = body.documents
     if body.reasoning_effort is not None:
         options.setdefault("reasoning_effort", body.reasoning_effort)
     return options

@@ -36,8 +36,8 @@ def job_options(body: GenerationRequest) -> JobOptions:
     if body.seed is not None and body.seed != -1:
         # Half of the seeds that clients may send are below zero, ours are not.
         options["seed"] = body.seed % 2**63
-    if body.prompt_cache_key:
-        options["prefix_id"] = _short(body.prompt_cache_key)
+    if name := body.prompt_cache_key or body.session_id:
+        options["prefix_id"] = _short(name)
     options["stream"] = body.stream
     taken: JobOptions = options  # type: ignore[assignment]  # checked where the job is made
     return taken

@@ -81,6 +81,8 @@ def _parsed(form: AudioForm) -> TranscriptionRequest:
         body = TranscriptionRequest.model_validate(form.fields)
     except ValidationError as error:
         raise invalid_request(error) from error
+    if body.stream_include_usage:
+        raise refuse("stream_include_usage", "streams of speech tell none", "Leave it out.")
     if body.timestamp_granularities and body.response_format != "verbose_json":
         raise refuse("timestamp_granularities", "it goes with verbose_json alone")
     if body.stream and body.response_format not in ("json", "text"):

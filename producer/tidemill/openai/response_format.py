@@ -23,6 +23,12 @@ def structured_fields(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _of_response_format(wanted: object) -> dict[str, Any] | None:
     kind = wanted.get("type") if isinstance(wanted, Mapping) else None
+    if kind == "structural_tag":
+        raise _wrong(
+            "response_format.type",
+            "structural_tag is not supported",
+            "Use json_schema for the whole answer, or tools for parts of it.",
+        )
     if not isinstance(wanted, Mapping) or kind not in ("text", "json_object", "json_schema"):
         raise _wrong("response_format.type", "it is none of text, json_object and json_schema")
     if kind == "text":
@@ -35,5 +41,5 @@ def _of_response_format(wanted: object) -> dict[str, Any] | None:
     return {"json_schema": named["schema"], "strict": named.get("strict") is not False}
 
 
-def _wrong(field: str, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {reason}", field=field)
+def _wrong(field: str, reason: str, fix: str = "") -> InvalidRequest:
+    return InvalidRequest(f"{field}: {reason}", field=field, fix=fix)

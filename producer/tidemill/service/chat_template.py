@@ -64,11 +64,11 @@ class ChatTemplate:
         with all that the template looks for.
         """
         variables = {
+            "documents": None,
             **(options or {}),
             **self._special_tokens,
             "messages": [_plain(message) for message in messages],
             "tools": list(tools) if tools else None,
-            "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:

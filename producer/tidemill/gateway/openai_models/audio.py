@@ -2,14 +2,24 @@
 
 from typing import Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from tidemill.gateway.openai_models.base import CALLBACK, ApiResponse
+from tidemill.gateway.openai_models.base import CALLBACK, ApiResponse, refuse_unserved
 from tidemill.gateway.openai_models.embeddings import KindRequest
 from tidemill.gateway.openai_models.streaming import EVENTS
 
 AudioFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]
 Granularity = Literal["segment", "word"]
+
+
+#: What vLLM knows, and what would come out differently.
+_UNSERVED = dict.fromkeys(
+    (
+        *("hotwords", "max_completion_tokens", "seed", "top_p", "top_k", "min_p"),
+        *("frequency_penalty", "presence_penalty", "repetition_penalty", "vllm_xargs"),
+    ),
+    "a model of speech decodes as it was made to, at the temperature that is asked for",
+)
 
 
 class TranscriptionRequest(KindRequest):
@@ -21,6 +31,12 @@ class TranscriptionRequest(KindRequest):
     temperature: float = Field(default=0.0, ge=0.0, le=1.0)
     timestamp_granularities: list[Granularity] | None = None
     stream: bool = False
+    stream_include_usage: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unserved(cls, fields: Any) -> Any:
+        return refuse_unserved(fields, _UNSERVED)
 
 
 def form_of(*, translates: bool) -> dict[str, Any]:

@@ -1,15 +1,32 @@
 """What all bodies share."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
+
+from tidemill.protocol.errors import InvalidRequest
 
 _log = logging.getLogger("tidemill.gateway.requests")
 
 
 #: Of the field ``callback_url``.
 CALLBACK = "Gets a signed webhook when a job of the request has ended"
+
+
+def refuse_unserved(fields: Any, unserved: Mapping[str, str]) -> Any:
+    """Return the fields of a body; raises ``InvalidRequest`` for one that asks for the unserved.
+
+    ``unserved`` tells the reason by the name of the field, which is known but has no effect here;
+    what asks for nothing, such as false or an empty object, passes.
+    """
+    if isinstance(fields, dict):
+        for name, reason in unserved.items():
+            if fields.get(name):
+                # As it is: as a complaint of pydantic's it would have no field.
+                raise InvalidRequest(f"{name}: it is not supported, {reason}", field=name)
+    return fields
 
 
 class ApiRequest(BaseModel):

@@ -52,8 +52,10 @@ class ChatRequest(GenerationRequest):
     include_reasoning: bool = True
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    echo: bool = False
 
 
 class TokenLogprob(ApiResponse):

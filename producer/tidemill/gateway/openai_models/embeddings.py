@@ -47,6 +47,8 @@ class EmbeddingRequest(EncoderRequest):
 
     input: InputField
     encoding_format: Literal["float", "base64"] = "float"
+    embed_dtype: Literal["float32"] = "float32"
+    endianness: Literal["native", "little"] = "native"
     dimensions: int | None = Field(default=None, ge=1)
     normalize: bool | None = None
     use_activation: bool | None = Field(default=None, description="vLLM's name of `normalize`")

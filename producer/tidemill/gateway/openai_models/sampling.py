@@ -4,13 +4,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from tidemill.gateway.openai_models.base import CALLBACK, ApiRequest, ApiResponse
-from tidemill.protocol.errors import InvalidRequest
+from tidemill.gateway.openai_models.base import (
+    CALLBACK,
+    ApiRequest,
+    ApiResponse,
+    refuse_unserved,
+)
 
 #: What vLLM knows and what would not be the same without it, so that it is not ignored.
-_UNSERVED = {
+UNSERVED = {
     "prompt_embeds": "prompts are texts or token ids",
     "logits_processors": "none can be loaded",
+    "vllm_xargs": "there are no extensions",
+    "kv_transfer_params": "no worker takes over the cache of another",
+    "ec_transfer_params": "no worker takes over the cache of another",
+    "mm_processor_kwargs": "prompts have no images, sound or video",
+    "media_io_kwargs": "prompts have no images, sound or video",
+    "request_id": "the header X-Request-Id names a request",
+    "watermarking": "outputs have no watermark",
 }
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -80,17 +91,14 @@ class GenerationRequest(ApiRequest):
     cache_salt: str | None = None
     callback_url: str | None = Field(default=None, description=CALLBACK)
     prompt_cache_key: str | None = None
+    session_id: str | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unserved(cls, fields: Any) -> Any:
-        for name, reason in _UNSERVED.items():
-            if isinstance(fields, dict) and fields.get(name) is not None:
-                # As it is: as a complaint of pydantic's it would have no field.
-                raise InvalidRequest(f"{name}: it is not supported, {reason}", field=name)
-        return fields
+        return refuse_unserved(fields, UNSERVED)
 
     @property
     def includes_usage(self) -> bool:
