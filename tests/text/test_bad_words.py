@@ -36,3 +36,13 @@ def test_words_are_spelled_in_their_order() -> None:
 def test_a_word_outside_the_models_vocabulary_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"params\.bad_words: 'ab'"):
         tokenize_bad_words(["ab"], TOKENIZER, vocab_size=id_of("ab"))
+
+
+def test_the_words_of_many_jobs_are_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = byte_level_tokenizer()
+    first = tokenize_bad_words(["ab", "xy"], tokenizer, tokenizer.vocab_size)
+    monkeypatch.delattr(Tokenizer, "encode")
+    assert tokenize_bad_words(("ab", "xy"), tokenizer, tokenizer.vocab_size) is first
+    # Those of another tokenizer are others.
+    with pytest.raises(AttributeError, match="encode"):
+        tokenize_bad_words(("ab", "xy"), byte_level_tokenizer(), tokenizer.vocab_size)

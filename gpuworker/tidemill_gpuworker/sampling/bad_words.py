@@ -1,9 +1,13 @@
 """From words that must not appear to the token sequences that spell them."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from tidemill.protocol.errors import InvalidRequest
 from tidemill.service.tokenizer import Tokenizer
+
+#: Lists of words that are remembered: jobs of one request, or of one application, have the same.
+_REMEMBERED = 8
 
 
 def tokenize_bad_words(
@@ -15,6 +19,13 @@ def tokenize_bad_words(
     tokens of which the first is another one, as it is spelled after a space.  Raises
     ``InvalidRequest`` for a word that has no tokens of the model.
     """
+    return _spelled(tuple(words), tokenizer, vocab_size)
+
+
+@lru_cache(_REMEMBERED)
+def _spelled(
+    words: tuple[str, ...], tokenizer: Tokenizer, vocab_size: int
+) -> tuple[tuple[int, ...], ...]:
     spelled: list[tuple[int, ...]] = []
     for word in words:
         bare = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
