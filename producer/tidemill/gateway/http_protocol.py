@@ -18,9 +18,8 @@ MAX_HEADERS = 100
 #: So often within its time it is looked whether a reader has taken anything.
 _LOOKS = 4
 #: How long, while the process stops, a client may take to answer the end of TLS; those that keep
-#: connections for later do not.  Behind an answer more, for what is still on its way.
-_IDLE_FAREWELL_SECONDS = 1.0
-_FAREWELL_SECONDS = 5.0
+#: connections for later do not.
+_FAREWELL_SECONDS = 1.0
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -40,6 +39,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._is_silent = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
         self._num_still_looks = 0
         self._is_refused = self._is_stopping = False
 
@@ -52,6 +52,8 @@ class BoundedHttp(HttpToolsProtocol):
         """Stop waiting."""
         self._stop_waiting()
         self._stop_reader_timer()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -86,7 +88,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._is_stopping = True
         super().shutdown()
         if self.transport.is_closing():
-            self._abort_later(_IDLE_FAREWELL_SECONDS)
+            self._abort_later(_FAREWELL_SECONDS)
 
     def on_response_complete(self) -> None:
         """Begin the next request, or let the connection end."""
@@ -145,7 +147,14 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _abort_later(self, seconds: float) -> None:
         if self.scheme == "https":
-            self.loop.call_later(seconds, self.transport.abort)
+            self._end_timer = self.loop.call_later(seconds, self._abort_if_taken, seconds)
+
+    def _abort_if_taken(self, seconds: float) -> None:
+        _, num_unacknowledged = self._num_untaken()
+        if num_unacknowledged:
+            self._abort_later(seconds)
+        else:
+            self.transport.abort()
 
     def _await_reader(self) -> None:
         # Nothing is sent meanwhile, so that whatever changes has been taken.
