@@ -1,5 +1,6 @@
 """What the settings of a worker make of its engine, with a real model."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 from support.fake_engine import make_seq
 from support.tiny_models import save_tiny_model
 from support.tiny_tokenizers import byte_level_tokenizer
-from tidemill.protocol.errors import ConfigError
+from tidemill.protocol.errors import ConfigError, DamagedModel
+from tidemill.protocol.sampling_defaults import SamplingDefaults
 from tidemill.service.config import load_config
 from tidemill.service.step_log import StepLog, read_step_log
 from tidemill_gpuworker.loading import model_setup
@@ -74,6 +76,17 @@ def test_a_context_that_was_asked_for_must_fit_into_the_cache(tmp_path: Path) ->
     assert "Set --max-model-len to 128 or less" in caught.value.fix
     served = load_model(config_of(model_dir, num_gpu_blocks_override=8, max_model_len=128))
     assert served.card.max_model_len == 128
+
+
+def test_the_card_tells_the_sampling_defaults_of_the_model(tmp_path: Path) -> None:
+    model_dir = save_tiny_model("llama-untied", tmp_path / "model")
+    path = model_dir / "generation_config.json"
+    path.write_text(json.dumps({"temperature": 0.6, "top_k": 20, "do_sample": True}))
+    served = load_model(config_of(model_dir, num_gpu_blocks_override=8))
+    assert served.card.sampling_defaults == SamplingDefaults(temperature=0.6, top_k=20)
+    path.write_text(json.dumps({"temperature": -1}))
+    with pytest.raises(DamagedModel, match="temperature"):
+        load_model(config_of(model_dir, num_gpu_blocks_override=8))
 
 
 def test_every_step_of_a_real_model_is_logged_and_bounded_in_time(tmp_path: Path) -> None:

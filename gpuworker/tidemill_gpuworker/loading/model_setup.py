@@ -12,6 +12,7 @@ from tidemill.protocol.errors import ConfigError, DamagedModel
 from tidemill.protocol.ids import new_worker_id
 from tidemill.protocol.messages import ModelCard, WorkerInfo
 from tidemill.protocol.sampling import ALL_LOGPROBS
+from tidemill.protocol.sampling_defaults import SamplingDefaults
 from tidemill.protocol.step_cost import StepFeatures
 from tidemill.service.sampling_check import LOGPROB_BYTES
 from tidemill.service.tokenizer import Tokenizer
@@ -76,6 +77,8 @@ def _load_model(
 ) -> ServedModel:
     source = choose_model(config.model_dir, config.model_impl)
     tokenizer = Tokenizer.from_directory(config.model_dir)
+    # Before the weights are read, which takes long.
+    defaults = sampling_defaults(config)
     runner = _runner(config, source, device, team)
     max_model_len = fitting_context(
         runner.max_model_len, config.max_model_len, runner.num_blocks, config.block_size
@@ -90,7 +93,7 @@ def _load_model(
     return ServedModel(
         engine=_engine(config, step_config, runner, tokenizer, on_step),
         tokenizer=tokenizer,
-        card=_card(config, runner, tokenizer, max_model_len),
+        card=_card(config, runner, tokenizer, max_model_len, defaults),
         info=_info(config, step_config, runner),
         grammars=grammar_compiler(tokenizer, runner.model_config.vocab_size),
         ranks=team,
@@ -254,7 +257,11 @@ def _engine(
 
 
 def _card(
-    config: WorkerConfig, runner: ModelRunner, tokenizer: Tokenizer, max_model_len: int
+    config: WorkerConfig,
+    runner: ModelRunner,
+    tokenizer: Tokenizer,
+    max_model_len: int,
+    defaults: SamplingDefaults,
 ) -> ModelCard:
     return ModelCard(
         name=config.served_model_name,
@@ -266,7 +273,7 @@ def _card(
         eos_token_ids=tokenizer.eos_token_ids,
         max_logprobs=config.max_logprobs,
         max_n=config.max_n,
-        sampling_defaults=sampling_defaults(config),
+        sampling_defaults=defaults,
         reasoning_ids=reasoning_markers(tokenizer, runner.model_config.vocab_size) or (),
     )
 
