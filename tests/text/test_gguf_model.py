@@ -194,6 +194,7 @@ def test_the_real_file_becomes_the_demo_model(demo_model_dir: Path, tmp_path: Pa
         (struct.pack("<IQQ", 3, 0, 2**64 - 1), "cannot hold"),
         (struct.pack(">IQQ", 3, 0, 0), "big-endian"),
         (struct.pack("<I", 3), "ends within its header"),
+        (struct.pack("<IQQ", 3, 0, 1) + b"\xff" * 64, "ends within field 1 of 1"),
     ],
 )
 def test_a_file_that_holds_less_than_it_announces_is_refused_at_once(
@@ -203,6 +204,7 @@ def test_a_file_that_holds_less_than_it_announces_is_refused_at_once(
     with pytest.raises(DamagedModel, match=reason):
         gguf_model_dir(gguf, tmp_path, SilentReport())
     assert conversion.calls == 0
+    assert not (tmp_path / "models").exists()
 
 
 def test_a_worker_that_is_told_to_end_leaves_no_conversion_behind(

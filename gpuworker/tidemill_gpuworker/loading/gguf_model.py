@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tidemill.protocol.errors import DamagedModel
 from tidemill_gpuworker.demo.demo_progress import ProgressReport
+from tidemill_gpuworker.loading.gguf_contents import check_contents
 from tidemill_gpuworker.loading.gguf_conversion import convert
 from tidemill_gpuworker.loading.model_cache import lock, writable
 
@@ -35,6 +36,7 @@ def gguf_model_dir(gguf: Path, cache_dir: Path, report: ProgressReport) -> Path:
     target = cache_dir / "models" / f"{gguf.stem}-{_fingerprint(gguf)}"
     if _is_complete(target):
         return target
+    check_contents(gguf)
     waiting = f"Waiting for another process that converts {gguf.name}"
     with writable(cache_dir), lock(target.with_name(f"{target.name}.lock"), report, waiting):
         if not _is_complete(target):
