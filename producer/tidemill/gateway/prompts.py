@@ -27,7 +27,7 @@ TextOrIds = str | tuple[int, ...]
 def prompts_of(prompt: Any, *, field: str = "prompt", limit: int = MAX_PROMPTS) -> list[TextOrIds]:
     """Return the prompts, ``limit`` at most, that a field stands for; raises ``InvalidRequest``."""
     if isinstance(prompt, str):
-        return [valid_text(field, prompt)]
+        return [_text(field, prompt)]
     if not isinstance(prompt, list):
         raise refuse(field, "it is neither text nor a list")
     if not prompt:
@@ -36,9 +36,7 @@ def prompts_of(prompt: Any, *, field: str = "prompt", limit: int = MAX_PROMPTS) 
         return [_ids(prompt, field)]
     if len(prompt) > limit:
         raise refuse(field, f"there are {len(prompt)}, the limit is {limit}")
-    return [
-        valid_text(field, each) if isinstance(each, str) else _ids(each, field) for each in prompt
-    ]
+    return [_text(field, each) if isinstance(each, str) else _ids(each, field) for each in prompt]
 
 
 async def token_ids(
@@ -84,13 +82,7 @@ def check_size(
     """
     if not is_cut:
         check_text(field, text, tokenizer, card)
-    num_bytes = len(text.encode())
-    if num_bytes > MAX_TEXT_BYTES:
-        raise ContextExceeded(
-            f"{field}: it has {num_bytes} bytes, the limit of a text is {MAX_TEXT_BYTES}",
-            field=field,
-            fix="Send it in pieces.",
-        )
+    _check_bytes(field, len(text.encode()))
 
 
 def cut(
@@ -107,6 +99,21 @@ def cut(
             "truncate_prompt_tokens: it leaves no token", field="truncate_prompt_tokens"
         )
     return ids[:keep] if body.truncation_side == "right" else ids[-keep:]
+
+
+def _text(field: str, text: str) -> str:
+    # Before anything is done with it: it has at least as many bytes as characters.
+    _check_bytes(field, len(text))
+    return valid_text(field, text)
+
+
+def _check_bytes(field: str, num_bytes: int) -> None:
+    if num_bytes > MAX_TEXT_BYTES:
+        raise ContextExceeded(
+            f"{field}: it has {num_bytes} bytes or more, the limit of a text is {MAX_TEXT_BYTES}",
+            field=field,
+            fix="Send it in pieces.",
+        )
 
 
 def _ids(prompt: Any, field: str) -> tuple[int, ...]:

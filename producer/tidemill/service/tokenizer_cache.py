@@ -127,7 +127,11 @@ class RedisTokenizers:
 
 
 class AsyncRedisTokenizers:
-    """``RedisTokenizers`` for an event loop, which parsing a tokenizer never blocks."""
+    """``RedisTokenizers`` for an event loop.
+
+    Files and digests are read beside it; while the library parses a tokenizer, for some tenths of a
+    second, it lets no other thread run.
+    """
 
     def __init__(self, keys: ShardKeys, store: TokenizerStore) -> None:
         self._keys = keys
