@@ -140,7 +140,7 @@ def test_adapters_change_what_is_said(rig: Rig) -> None:
 def test_an_adapter_of_another_model_is_refused_by_layer(
     rig: Rig, tmp_path: Path, module: str, in_features: int, error: type[ModelError], message: str
 ) -> None:
-    directory = write_adapter(tmp_path / "other", rig.model, ("o_proj",))
+    directory = write_adapter(tmp_path / "other", rig.model, ("o_proj",), rank=2)
     tensors = {
         f"base_model.model.{module}.lora_A.weight": torch.ones(2, in_features),
         f"base_model.model.{module}.lora_B.weight": torch.ones(72, 2),
