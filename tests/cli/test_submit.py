@@ -19,6 +19,7 @@ from tidemill.protocol.calls import Backlog, Measures
 from tidemill.protocol.codec import decode
 from tidemill.protocol.functions import run
 from tidemill.protocol.messages import GenerateRequest
+from tidemill.protocol.sampling_defaults import SamplingDefaults
 
 Tidemill = Callable[..., Outcome]
 
@@ -57,6 +58,18 @@ def test_sampling_parameters_are_options(
     assert params.logit_bias == ((1, 2.5), (3, -100.0))
     assert (params.logprobs, params.prompt_logprobs) == (2, 0)
     assert (params.n, params.best_of, params.use_beam_search) == (2, 3, False)
+
+
+def test_what_is_not_said_is_the_models_own(
+    tidemill: Tidemill, producer: Producer, mill: FakeMill, redis_client: redis.Redis
+) -> None:
+    mill.advertise(sampling_defaults=SamplingDefaults(temperature=0.6, top_k=20))
+    for options, want in (([], (0.6, 20)), (["--temperature", "1", "--top-k", "0"], (1.0, 0))):
+        outcome = tidemill("submit", "a", "--detach", *options)
+        assert outcome.exit_code == 0, outcome.output
+        stored = redis_client.hget(KEYS.job(outcome.stdout.strip()), "req") or b""
+        params = decode(stored, GenerateRequest).params
+        assert (params.temperature, params.top_k) == want
 
 
 @pytest.mark.parametrize(

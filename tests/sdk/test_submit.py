@@ -25,6 +25,7 @@ from tidemill import _async_submitter as async_submitter
 from tidemill.protocol import functions
 from tidemill.protocol.keys import ShardKeys
 from tidemill.protocol.prefix import hash_blocks, hint_hash, routing_key
+from tidemill.protocol.sampling_defaults import SamplingDefaults
 from tidemill.service.prompt import extra_keys
 from tidemill_gpuworker.shell.claims import seed_of
 
@@ -54,6 +55,16 @@ def test_options_go_before_params(producer: Twin, mill: FakeMill) -> None:
     params = SamplingParams(max_tokens=5, top_p=0.5, seed=0)
     producer.submit([1], params=params, max_tokens=6)
     assert mill.claim().request.params == SamplingParams(max_tokens=6, top_p=0.5, seed=0)
+
+
+def test_what_is_left_out_has_the_default_of_the_served_model(
+    producer: Twin, mill: FakeMill
+) -> None:
+    mill.advertise(sampling_defaults=SamplingDefaults(temperature=0.6, max_tokens=9))
+    producer.submit("a b")
+    assert mill.claim().request.params == SamplingParams(temperature=0.6, max_tokens=9)
+    producer.submit("a b", temperature=1.0, params=SamplingParams(max_tokens=4))
+    assert mill.claim().request.params == SamplingParams(max_tokens=4)
 
 
 def test_the_seed_of_a_job_without_one_is_left_to_its_id(producer: Twin, mill: FakeMill) -> None:

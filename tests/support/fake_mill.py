@@ -128,8 +128,14 @@ class FakeMill:
             max_model_len=512,
             vocab_size=50_000,
         )
-        self._register(tokenizer.to_bundle())
+        self._bundle = tokenizer.to_bundle()
+        self._register(self._bundle)
         self._epoch = lead(client)
+
+    def advertise(self, **fields: object) -> None:
+        """Register again, with these fields of the model's card changed."""
+        self.card = self.card.model_copy(update=fields)
+        self._register(self._bundle)
 
     def claim(self, timeout: float = 10.0) -> Attempt:
         """Dispatch the next waiting job to the worker."""

@@ -1,21 +1,22 @@
 """Options of the command line that say how tokens are chosen, beside the common ones."""
 
-from typing import Annotated
+from typing import Annotated, Any, TypedDict
 
 import typer
 
 from tidemill.protocol.errors import ConfigError
 
 PresencePenalty = Annotated[
-    float, typer.Option(help="Taken off the logits of tokens that were generated before; 0 is off.")
+    float | None,
+    typer.Option(help="Taken off the logits of tokens that were generated before; 0 is off."),
 ]
 
 FrequencyPenalty = Annotated[
-    float, typer.Option(help="The same, for each time that they were generated; 0 is off.")
+    float | None, typer.Option(help="The same, for each time that they were generated; 0 is off.")
 ]
 
 RepetitionPenalty = Annotated[
-    float, typer.Option(help="Divides what occurred in prompt or output; 1 is off.")
+    float | None, typer.Option(help="Divides what occurred in prompt or output; 1 is off.")
 ]
 
 LogitBias = Annotated[
@@ -44,6 +45,25 @@ BestOf = Annotated[
 BeamSearch = Annotated[
     bool, typer.Option("--beam-search", help="Look for the likeliest answers: --best-of beams.")
 ]
+
+
+class Said(TypedDict, total=False):
+    """Parameters that a model may have defaults of its own for."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+
+
+def said(**options: float | None) -> Said:
+    """Return those of ``Said`` that are not None; the others are left to the model."""
+    given: Any = {name: value for name, value in options.items() if value is not None}
+    kept: Said = given
+    return kept
 
 
 def parse_bias(pairs: list[str] | None) -> dict[int, float]:

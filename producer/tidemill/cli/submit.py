@@ -34,6 +34,7 @@ from tidemill.cli.sampling_options import (
     PromptLogprobs,
     RepetitionPenalty,
     parse_bias,
+    said,
 )
 from tidemill.cli.structured_options import (
     Choice,
@@ -74,18 +75,20 @@ def submit(
     max_tokens: Annotated[
         int | None, typer.Option(help="Most tokens to generate. Default: the model's context.")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 is off.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from so many tokens; 0 is off.")] = 0,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy. Default, as of the next: the model's.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling; 1 is off.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from so many tokens; 0 is off.")] = None,
     min_p: Annotated[
-        float, typer.Option(help="Least probability relative to the best token's; 0 is off.")
-    ] = 0.0,
+        float | None, typer.Option(help="Least probability relative to the best token's; 0 is off.")
+    ] = None,
     n: NumAnswers = 1,
     best_of: BestOf = None,
     beam_search: BeamSearch = False,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = None,
+    frequency_penalty: FrequencyPenalty = None,
+    repetition_penalty: RepetitionPenalty = None,
     logit_bias: LogitBias = None,
     bad_word: BadWord = None,
     logprobs: Logprobs = None,
@@ -145,16 +148,18 @@ def submit(
             idempotency_key=idempotency_key,
             stream=not (as_json or detach),
             max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
+            **said(
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                min_p=min_p,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
+                repetition_penalty=repetition_penalty,
+            ),
             n=n,
             best_of=best_of,
             use_beam_search=beam_search,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            repetition_penalty=repetition_penalty,
             logit_bias=parse_bias(logit_bias),
             bad_words=bad_word or (),
             logprobs=logprobs,
