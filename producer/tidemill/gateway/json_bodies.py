@@ -1,5 +1,6 @@
 """Bodies in JSON, read so that nobody waits for a long one."""
 
+import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -51,11 +52,15 @@ async def read_json(body: bytes) -> Any:
         return json.loads(body)
     if _LONG_NUMBER in body.translate(_TO_ZEROS):
         return await beside_loop(partial(_read_in_turns, body))
+    # Others have their turn, before and after.
+    await asyncio.sleep(0)
     try:
-        return orjson.loads(body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         # As its reason, because the place is all that is told of where it is.
         raise json.JSONDecodeError(str(error), "", error.pos) from None
+    await asyncio.sleep(0)
+    return value
 
 
 def _read_in_turns(body: bytes) -> Any:
