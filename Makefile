@@ -53,7 +53,7 @@ kernels: $(STAMP) ## The Triton kernels under the interpreter (read when a kerne
 # The same tests against another server: the functions in every run, all that talk to one on demand.
 redis-check: $(STAMP) ## The functions against the redis-server on PATH, if there is one
 	@if [ -n "$(SERVER)" ]; then \
-		TIDEMILL_TEST_SERVER="$(SERVER)" $(BIN)/python -m pytest -q tests/protocol/test_functions.py; \
+		TIDEMILL_TEST_SERVER="$(SERVER)" $(BIN)/python -m pytest -q tests/protocol/test_functions.py tests/protocol/test_running_functions.py; \
 	else echo "skipped: there is no redis-server on PATH to run the functions against"; fi
 
 test-brokers: $(STAMP) ## All tests that talk to a broker, against SERVER=/path/to/redis-server

@@ -131,8 +131,7 @@ MUTATIONS = (
     Mutation(
         "a worker rewinds one token too far",
         "gpuworker/tidemill_gpuworker/shell/token_buffer.py",
-        "        while self.num_written < position:\n"
-        "            start = self.num_written\n",
+        "        while self.num_written < position:\n            start = self.num_written\n",
         "        position = max(self.num_written, position - 1)\n"
         "        while self.num_written < position:\n"
         "            start = self.num_written\n",
