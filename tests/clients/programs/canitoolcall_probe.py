@@ -27,7 +27,7 @@ def main() -> None:
     report = Path("report.json")
     run(
         *(script("canitoolcall"), "probe", "--base-url", BASE_URL, "--model", MODEL),
-        *("--timeout", "300", "--concurrency", "8", "--json", str(report)),
+        *("--timeout", "900", "--concurrency", "8", "--json", str(report)),
         # 1 says that some check has failed.
         statuses=(0, 1),
     )
