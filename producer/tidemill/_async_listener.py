@@ -158,6 +158,9 @@ class AsyncListener:
                     response = await connection.read_response(
                         timeout=math.inf, disconnect_on_error=False
                     )
+                    if response is None:
+                        # So redis-py tells that the system's own patience has ended, ever again.
+                        raise redis.ConnectionError("the connection has timed out")
                     self._take(response)
                     num_heard += 1
                     if num_heard % _PER_TURN == 0:

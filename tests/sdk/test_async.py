@@ -1,10 +1,14 @@
 """What only the asynchronous client promises: one subscribed connection, and clean cancellation."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import redis
+import redis.asyncio
 
 from support.fake_mill import KEYS, Attempt, FakeMill, text_of
 from support.wait import wait_until_async
@@ -103,6 +107,31 @@ async def test_no_reader_meets_an_error_of_the_connection_that_all_share(
         pass
     await listener.close()
     await client.aclose()
+
+
+async def test_a_connection_that_the_system_gives_up_is_told_as_a_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class GivenUp(redis.asyncio.Connection):
+        async def send_command(self, *args: Any, **kwargs: Any) -> None:
+            """It arrives nowhere."""
+
+    class Pool:
+        async def get_connection(self) -> GivenUp:
+            return connection
+
+        async def release(self, connection: GivenUp) -> None:
+            """Nothing is kept."""
+
+    async def give_up(**_: Any) -> None:
+        raise OSError(errno.ETIMEDOUT, "timed out")
+
+    connection = GivenUp()
+    monkeypatch.setattr(connection._parser, "read_response", give_up)
+    listener = AsyncListener(cast(redis.asyncio.Redis, SimpleNamespace(connection_pool=Pool())))
+    reader = listener.listen("c")
+    assert await reader.get(5) == LOST
+    await listener.close()
 
 
 async def test_a_quiet_connection_is_kept(
