@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,10 +12,13 @@ import httpx2 as httpx
 import pytest
 from starlette.types import ASGIApp, Message
 
+from tidemill.async_job import AsyncJob
 from tidemill.gateway.app import create_app
+from tidemill.gateway.call import Call
 from tidemill.gateway.config import GatewaySettings
 from tidemill.gateway.errors import STOPPING
 from tidemill.gateway.failures import Failures
+from tidemill.gateway.jobs import RequestJobs
 from tidemill.gateway.shaping.messages import error_event
 from tidemill.gateway.sse import EventStream
 from tidemill.gateway.state import GatewayState
@@ -102,3 +106,15 @@ async def test_a_stream_that_the_drain_cuts_off_ends_in_its_own_form(
     sent, was_cancelled = await cut(EventStream(silence(), **options))
     assert [message.get("body") for message in sent] == [None, last]
     assert sent[-1]["more_body"] is False and not was_cancelled
+
+
+async def test_a_fault_behind_one_of_several_choices_ends_their_stream() -> None:
+    class Broken:
+        def stream(self) -> None:
+            raise RuntimeError("a fault")
+
+    call = cast(Call, SimpleNamespace(state=None, account=None))
+    jobs = RequestJobs(call, [cast(AsyncJob, Broken())] * 2, outlive=True)
+    with pytest.raises(RuntimeError, match="a fault"):
+        async with asyncio.timeout(5), aclosing(jobs.pieces()) as pieces:
+            await anext(pieces)

@@ -154,7 +154,8 @@ class RequestJobs:
         try:
             async for pieces in self._follow(index):
                 arrived.put_nowait(pieces)
-        except TidemillError as error:
+        except Exception as error:
+            # Whatever it is: nothing else would end the wait for this job.
             arrived.put_nowait(error)
 
 
