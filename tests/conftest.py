@@ -14,6 +14,7 @@ os.environ["RQ_KEY_PREFIX"] = "tm:rq"
 
 import atexit
 import gc
+import signal
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -43,6 +44,9 @@ settings.load_profile("patient")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaks_keys: may leave Redis keys without a TTL behind")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So it is for what a shell starts in the background; tests interrupt, and children inherit.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

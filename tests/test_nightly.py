@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from support.wait import wait_until
+
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "scripts"))
 
@@ -26,12 +28,21 @@ def test_a_stage_has_its_output_in_a_log_and_its_status_in_its_outcome(tmp_path:
     assert not bad.is_good and bad.result == "failed (3)"
 
 
+def is_over(process_id: int) -> bool:
+    """Whether a process has ended, also if nobody has asked for its status."""
+    try:
+        status = Path(f"/proc/{process_id}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return "Z (zombie)" in status
+
+
 def test_a_stage_that_takes_too_long_is_stopped_with_what_it_has_started(tmp_path: Path) -> None:
     script = "sleep 600 & echo $!; wait"
     late = run_stage("late", sh(script), tmp_path, 0.5)
     assert late.status is None and late.result == "took too long"
-    child = Path(f"/proc/{late.log.read_text().strip()}/status")
-    assert not child.exists() or "Z (zombie)" in child.read_text()
+    child = int(late.log.read_text())
+    wait_until(lambda: is_over(child), what="the end of what the stage has started")
 
 
 def test_the_table_tells_result_last_line_and_log_of_each_stage(tmp_path: Path) -> None:

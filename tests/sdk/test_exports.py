@@ -45,8 +45,8 @@ def test_what_is_exported_is_what_is_listed() -> None:
 def test_every_error_a_caller_can_meet_is_exported() -> None:
     internal = {"FencingError", "StaleEpoch", "StaleFence"}
     elsewhere = {
-        *("BrokerNotFound", "DataDirectoryInUse", "PortInUse", "EngineFailed", "NoTokenLeft"),
-        *("CannotGoOn", "GrammarTooComplex", "SimulationFailed"),
+        *("BrokerNotFound", "BrokerRefused", "DataDirectoryInUse", "PortInUse", "EngineFailed"),
+        *("NoTokenLeft", "CannotGoOn", "GrammarTooComplex", "SimulationFailed"),
         *("AccessDenied", "Unauthenticated", "Forbidden", "RequestTooLarge"),
         *("ModelError", "ModelNotFound", "DamagedModel", "UnsafeModel", "UnsupportedModel"),
     }

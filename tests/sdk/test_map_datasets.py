@@ -435,6 +435,8 @@ def test_an_interrupt_while_a_map_waits_cancels_what_is_in_flight(
 ) -> None:
     def interrupt() -> None:
         wait_until(lambda: num_open(redis_client) == 3, what="all jobs in the queue")
+        # A connection that is interrupted while it is made leaves its socket to the collector.
+        wait_until(lambda: len(redis_client.pubsub_shardchannels()) == 3, what="its subscriptions")
         signal.raise_signal(signal.SIGINT)
 
     with Producer(redis_url) as producer:
