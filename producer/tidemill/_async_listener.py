@@ -117,16 +117,20 @@ class AsyncListener:
             await self._pool.release(connection)
 
     async def _serve(self, connection: AbstractConnection) -> None:
-        is_asked = False
+        clock = asyncio.get_running_loop().time
+        due, is_asked = clock() + _QUIET_SECONDS, False
         while True:
             with heeding_cancellation():
                 await self._subscribe(connection)
-            if await self._pass_on(connection):
-                is_asked = False
+            if await self._pass_on(connection, due):
+                due, is_asked = clock() + _QUIET_SECONDS, False
+                continue
+            # Readers that come and go are no sign of life.
+            if clock() < due:
                 continue
             if is_asked:
                 raise redis.ConnectionError("the server does not answer a PING")
-            is_asked = True
+            due, is_asked = clock() + _QUIET_SECONDS, True
             with heeding_cancellation():
                 await connection.send_command("PING", check_health=False)
 
@@ -144,15 +148,15 @@ class AsyncListener:
                 self._leaving.update(old)
                 await connection.send_command("SUNSUBSCRIBE", *old, check_health=False)
 
-    async def _pass_on(self, connection: AbstractConnection) -> bool:
-        """Pass notices on until a reader comes or goes, or for a while.
+    async def _pass_on(self, connection: AbstractConnection, due: float) -> bool:
+        """Pass notices on until a reader comes or goes, or the loop's clock says ``due``.
 
-        Returns whether anything happened at all.
+        Returns whether anything was heard.
         """
         num_heard = 0
         try:
             # One timeout for many messages: it costs more than to read one.
-            async with asyncio.timeout(_QUIET_SECONDS) as self._reading:
+            async with asyncio.timeout_at(due) as self._reading:
                 while True:
                     # Reading can be cut short anywhere: what has arrived stays in the buffers.
                     response = await connection.read_response(
@@ -166,7 +170,7 @@ class AsyncListener:
                     if num_heard % _PER_TURN == 0:
                         await asyncio.sleep(0)
         except TimeoutError:
-            return bool(num_heard or self._changed)
+            return num_heard > 0
         finally:
             self._reading = None
 

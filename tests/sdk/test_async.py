@@ -109,28 +109,53 @@ async def test_no_reader_meets_an_error_of_the_connection_that_all_share(
     await client.aclose()
 
 
+class DeadConnection(redis.asyncio.Connection):
+    """One of which nothing comes, and to which whatever is sent is lost; a pool of itself too."""
+
+    async def send_command(self, *args: Any, **kwargs: Any) -> None:
+        """It arrives nowhere."""
+
+    async def get_connection(self) -> "DeadConnection":
+        return self
+
+    async def release(self, connection: "DeadConnection") -> None:
+        """Nothing is kept."""
+
+    def listener(self) -> AsyncListener:
+        return AsyncListener(cast(redis.asyncio.Redis, SimpleNamespace(connection_pool=self)))
+
+
 async def test_a_connection_that_the_system_gives_up_is_told_as_a_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class GivenUp(redis.asyncio.Connection):
-        async def send_command(self, *args: Any, **kwargs: Any) -> None:
-            """It arrives nowhere."""
-
-    class Pool:
-        async def get_connection(self) -> GivenUp:
-            return connection
-
-        async def release(self, connection: GivenUp) -> None:
-            """Nothing is kept."""
-
     async def give_up(**_: Any) -> None:
         raise OSError(errno.ETIMEDOUT, "timed out")
 
-    connection = GivenUp()
+    connection = DeadConnection()
     monkeypatch.setattr(connection._parser, "read_response", give_up)
-    listener = AsyncListener(cast(redis.asyncio.Redis, SimpleNamespace(connection_pool=Pool())))
+    listener = connection.listener()
     reader = listener.listen("c")
     assert await reader.get(5) == LOST
+    await listener.close()
+
+
+async def test_a_server_that_is_gone_is_noticed_while_readers_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def wait(**_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(_async_listener, "_QUIET_SECONDS", 0.05)
+    connection = DeadConnection()
+    monkeypatch.setattr(connection._parser, "read_response", wait)
+    listener = connection.listener()
+    reader, notice = listener.listen("c"), None
+    async with asyncio.timeout(10):
+        while notice is None:
+            other = listener.listen("other")
+            notice = await reader.get(0.01)
+            listener.discard(other)
+    assert notice == LOST
     await listener.close()
 
 
