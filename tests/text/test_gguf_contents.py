@@ -4,11 +4,12 @@ import struct
 from pathlib import Path
 
 import pytest
-from gguf.constants import GGML_QUANT_SIZES
+from gguf import GGUFWriter
+from gguf.constants import GGML_QUANT_SIZES, Keys
 
 from support.tiny_gguf import write_tiny_gguf
 from support.tiny_models import make_tiny_model
-from tidemill.protocol.errors import DamagedModel
+from tidemill.protocol.errors import DamagedModel, UnsupportedModel
 from tidemill_gpuworker.loading.gguf_contents import BLOCKS, check_contents
 
 _NAME = struct.pack("<Q", 1) + b"a"
@@ -70,3 +71,18 @@ def test_contents_that_are_no_gguf_are_told(tmp_path: Path, content: bytes, reas
     path.write_bytes(b"GGUF" + struct.pack("<I", 3) + content)
     with pytest.raises(DamagedModel, match=reason):
         check_contents(path)
+
+
+@pytest.mark.parametrize("num_parts", [0, 1, 3])
+def test_a_part_of_a_split_model_is_told_from_a_whole_one(tmp_path: Path, num_parts: int) -> None:
+    path = tmp_path / "x-00001-of-00003.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_uint16(Keys.Split.LLM_KV_SPLIT_COUNT, num_parts)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    if num_parts < 2:
+        check_contents(path)
+    else:
+        with pytest.raises(UnsupportedModel, match="one of 3 parts of a model"):
+            check_contents(path)

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidemill.protocol.errors import DamagedModel
+from tidemill.protocol.errors import DamagedModel, UnsupportedModel
 
 #: Magic, version, number of tensors, number of fields.
 _HEADER = struct.Struct("<4sIQQ")
@@ -23,6 +23,9 @@ _VALUE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12
 _MAX_DEPTH = 4
 _MAX_DIMENSIONS = 8
 _ALIGNMENT_FIELD, _DEFAULT_ALIGNMENT = b"general.alignment", 32
+#: How many files the model is split into.
+_SPLIT_FIELD = b"split.count"
+_U16 = struct.Struct("<H")
 #: Weights and bytes of a block by the type of a tensor, as ggml has them.
 BLOCKS: dict[int, tuple[int, int]] = {
     0: (1, 4),
@@ -70,7 +73,12 @@ class _Tensor:
 
 
 def check_contents(gguf: Path) -> None:
-    """Raise ``DamagedModel`` if a file with a valid header is cut off or holds what is not GGUF."""
+    """Check a file with a valid header.
+
+    Raises:
+        DamagedModel: it is cut off, or holds what is not GGUF.
+        UnsupportedModel: it is a part of a split model.
+    """
     try:
         with (
             gguf.open("rb") as file,
@@ -111,8 +119,17 @@ class _Reader:
         kind = self._number(_U32, what)
         if name == _ALIGNMENT_FIELD and kind == 4:
             self._alignment = self._number(_U32, what) or _DEFAULT_ALIGNMENT
+        elif name == _SPLIT_FIELD and kind == 2:
+            self._check_split(self._number(_U16, what))
         else:
             self._pass_value(kind, 1, what)
+
+    def _check_split(self, num_parts: int) -> None:
+        if num_parts > 1:
+            raise UnsupportedModel(
+                f"{self._gguf} is one of {num_parts} parts of a model",
+                fix="Join them with llama-gguf-split --merge, and give the file that it writes.",
+            )
 
     def _pass_value(self, kind: int, count: int, what: str, depth: int = 0) -> None:
         if kind in _VALUE_BYTES:
