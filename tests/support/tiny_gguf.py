@@ -1,6 +1,8 @@
 """Writes a small Llama as llama.cpp's converter lays it out in a GGUF file."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +30,25 @@ _OTHER_NAMES = {
 }
 
 
-def write_tiny_gguf(model: transformers.PreTrainedModel, path: Path) -> None:
-    """Write a Llama of 512 tokens in float32; its tokenizer knows the 256 bytes alone."""
+def write_tiny_gguf(
+    model: transformers.PreTrainedModel,
+    path: Path,
+    *,
+    without: str = "",
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a Llama of 512 tokens in float32; its tokenizer knows the 256 bytes alone.
+
+    ``without`` is a tensor to leave out, by its name in the file; ``more`` are further ones.
+    """
     writer = GGUFWriter(path, "llama")
     _write_shape(writer, model.config)
     _write_tokenizer(writer)
     for name, tensor in model.state_dict().items():
-        writer.add_tensor(_gguf_name(name), _laid_out(name, tensor, model.config))
+        if _gguf_name(name) != without:
+            writer.add_tensor(_gguf_name(name), _laid_out(name, tensor, model.config))
+    for name, values in (more or {}).items():
+        writer.add_tensor(name, np.asarray(values, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

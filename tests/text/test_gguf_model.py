@@ -23,6 +23,7 @@ from tidemill_gpuworker.demo.demo_progress import SilentReport
 from tidemill_gpuworker.engine.model_runner import ModelRunner
 from tidemill_gpuworker.loading import gguf_model
 from tidemill_gpuworker.loading.gguf_model import gguf_model_dir
+from tidemill_gpuworker.loading.model_config import load_model_config
 from tidemill_gpuworker.loading.model_finder import find_model_dir
 
 #: Of a file without tensors and fields.
@@ -170,6 +171,29 @@ def test_a_small_model_keeps_its_weights(tmp_path: Path) -> None:
     runner = ModelRunner(made, dtype="float32", num_blocks=8)
     runner.warm_up()
     assert runner.model_config.max_model_len == model.config.max_position_embeddings
+
+
+@pytest.mark.slow
+def test_a_tensor_that_is_missing_is_not_made_up(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(make_golden_model("llama untied"), path, without="blk.1.ffn_down.weight")
+
+    with pytest.raises(ModelError, match=r"does not hold model\.layers\.1\.mlp\.down_proj\.weight"):
+        gguf_model_dir(path, tmp_path / "cache", SilentReport())
+
+
+@pytest.mark.slow
+def test_a_stretched_context_is_kept(tmp_path: Path) -> None:
+    divisors = [1.0, 1.0, 1.25, 3.0, 8.0, 8.0, 8.0, 8.0]
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(make_golden_model("llama untied"), path, more={"rope_freqs.weight": divisors})
+
+    made = gguf_model_dir(path, tmp_path / "cache", SilentReport())
+
+    rope = load_model_config(made).layers[0].rope
+    assert rope is not None
+    wanted = [10000.0 ** (-pair / 8) / divisor for pair, divisor in enumerate(divisors)]
+    torch.testing.assert_close(rope.inverse_frequencies(16), torch.tensor(wanted))
 
 
 @pytest.mark.model

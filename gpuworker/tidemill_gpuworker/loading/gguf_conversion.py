@@ -11,6 +11,7 @@ from typing import Any
 
 from tidemill.protocol.errors import ModelError
 from tidemill_gpuworker.demo.demo_interrupt import child
+from tidemill_gpuworker.loading.gguf_rope import rope_scaling
 
 _CHAT_TEMPLATE_FIELD = "tokenizer.chat_template"
 _PRE_TOKENIZER_FIELD = "tokenizer.ggml.pre"
@@ -51,27 +52,49 @@ def _run(command: list[str]) -> tuple[int, str]:
 
 def _convert_here(gguf: Path, out: Path) -> None:
     # Imported here so that the parent process never pays for it.
-    import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
+    from gguf import GGUFReader
 
-    tokenizer = _load_tokenizer(gguf)
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent,
-        gguf_file=gguf.name,
-        dtype=torch.bfloat16,
-        quantization_config=GgufConfig(dequantize=True),
-    )
+    reader = GGUFReader(gguf)
+    tokenizer = _load_tokenizer(gguf, reader)
+    model = _load_weights(gguf)
+    _stretch(model.config, reader)
     _agree_on_special_tokens(model, tokenizer)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
-def _load_tokenizer(gguf: Path) -> Any:
-    from gguf import GGUFReader
+def _load_weights(gguf: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    model, info = AutoModelForCausalLM.from_pretrained(
+        gguf.parent,
+        gguf_file=gguf.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+        output_loading_info=True,
+    )
+    if info["missing_keys"]:
+        # transformers goes on, with random numbers in their place.
+        sys.exit(f"the file does not hold {min(info['missing_keys'])}")
+    return model
+
+
+def _stretch(config: Any, reader: Any) -> None:
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    settings = rope_scaling(lambda name: _contents(reader, name), tensors.get)
+    if settings:
+        # Families whose layers differ have settings for each kind, and stretch those of full ones.
+        config.rope_parameters.get("full_attention", config.rope_parameters).update(settings)
+    original = settings.get("original_max_position_embeddings")
+    if original is not None and hasattr(config, "original_max_position_embeddings"):
+        config.original_max_position_embeddings = original
+
+
+def _load_tokenizer(gguf: Path, reader: Any) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    reader = GGUFReader(gguf)
     if _contents(reader, _PRE_TOKENIZER_FIELD) == "smollm":
         _split_digits(tokenizer.backend_tokenizer)
     if tokenizer.chat_template is None:
