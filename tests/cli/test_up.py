@@ -54,6 +54,17 @@ def test_a_gateway_that_asks_for_keys_finds_the_pepper_beside_its_data(
     assert read_pepper(load_key_config())
 
 
+@pytest.mark.parametrize("nothing", ["", " ,"])
+def test_an_option_for_keys_without_any_lets_nobody_in(
+    tidemill: Tidemill, monkeypatch: pytest.MonkeyPatch, nothing: str
+) -> None:
+    monkeypatch.setattr(up, "run_until_signal", lambda options: pytest.fail("it was started"))
+    monkeypatch.setattr(up, "find_model", lambda model, cache: (model, "name"))
+    outcome = tidemill("up", "--model", "m", "--api-key", nothing)
+    assert isinstance(outcome.exception, ConfigError)
+    assert "--api-key holds no key" in outcome.exception.one_line()
+
+
 def test_private_webhooks_are_allowed_to_who_takes_them_and_to_who_delivers_them(
     tidemill: Tidemill, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -134,6 +134,9 @@ def test_keys_of_the_command_line_go_before_those_of_the_environment() -> None:
     assert parse_arguments(["--api-key", "c"], SERVICE, keys).api_keys == ("c",)
     several = ["--api-key", "c, d", "--api-key", "e"]
     assert parse_arguments(several, SERVICE, keys).api_keys == ("c", "d", "e")
+    assert load_api_keys({"TIDEMILL_API_KEY": " "}) == ()
+    with pytest.raises(ConfigError, match="TIDEMILL_API_KEY holds no key"):
+        load_api_keys({"TIDEMILL_API_KEY": ", "})
 
 
 @pytest.mark.parametrize(

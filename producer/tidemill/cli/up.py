@@ -13,9 +13,9 @@ from tidemill.cli.gateway import DEFAULT_PORT, choose_port, has_gateway, require
 from tidemill.cli.gateway_options import GatewayOptions
 from tidemill.cli.model import find_model, require_extras
 from tidemill.cli.stack import Stack, StackOptions
-from tidemill.protocol.errors import TidemillError
+from tidemill.protocol.errors import ConfigError, TidemillError
 from tidemill.service.broker_url import redact
-from tidemill.service.config import load_config, load_key_config
+from tidemill.service.config import load_config, load_key_config, split_keys
 from tidemill.service.log import setup_logging
 from tidemill.service.runtime import Drain
 
@@ -136,6 +136,9 @@ def _gateway_options(
     if wanted is False or (wanted is None and not has_gateway()):
         return None
     require_gateway()
+    if api_key is not None and not split_keys(api_key):
+        # As of a variable that is not set; without a key everybody would be let in.
+        raise ConfigError("--api-key holds no key", fix="Give one, or leave the option out.")
     secrets = (("TIDEMILL_API_KEY", api_key),) if api_key else ()
     chosen = choose_port(host, port, DEFAULT_PORT)
     return GatewayOptions(port=chosen, host=host, args=args, environment=secrets)

@@ -86,9 +86,15 @@ def load_config(environ: Mapping[str, str] | None = None) -> ServiceConfig:
 
 
 def load_api_keys(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the keys of ``TIDEMILL_API_KEY``, separated by commas; none if it is not set."""
-    env = _Environment(os.environ if environ is None else environ)
-    return split_keys(env.text("TIDEMILL_API_KEY"))
+    """Return the keys of ``TIDEMILL_API_KEY``, separated by commas; none if it is not set.
+
+    Raises ``ConfigError`` if it is set and holds none: without a key everybody would be let in.
+    """
+    text = _Environment(os.environ if environ is None else environ).text("TIDEMILL_API_KEY")
+    keys = split_keys(text)
+    if text and not keys:
+        raise ConfigError("TIDEMILL_API_KEY holds no key", fix="Put one into it, or unset it.")
+    return keys
 
 
 def split_keys(text: str) -> tuple[str, ...]:
