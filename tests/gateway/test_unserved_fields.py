@@ -30,7 +30,12 @@ def test_what_is_known_and_has_no_effect_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("name", ["hotwords", "top_p", "seed"])
 def test_speech_refuses_what_would_decode_it_differently(name: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{name}: it is not supported"):
-        TranscriptionRequest.model_validate({name: "1"})
+        TranscriptionRequest.model_validate({name: "0.9"})
+
+
+def test_speech_takes_what_leaves_decoding_as_it_is() -> None:
+    neutral = {"top_p": "1", "repetition_penalty": "1.0", "frequency_penalty": "0.0", "top_k": "-1"}
+    TranscriptionRequest.model_validate({**neutral, "min_p": "0", "presence_penalty": "0"})
 
 
 def test_a_session_names_what_its_prompts_begin_with_unless_the_request_does() -> None:

@@ -22,6 +22,14 @@ _UNSERVED = dict.fromkeys(
 )
 
 
+#: What asks for nothing of that; forms say it in text.
+_NEUTRAL = {
+    **dict.fromkeys(("top_p", "repetition_penalty"), (1.0,)),
+    **dict.fromkeys(("min_p", "frequency_penalty", "presence_penalty"), (0.0,)),
+    "top_k": (0.0, -1.0),
+}
+
+
 class TranscriptionRequest(KindRequest):
     """Everything of the form but the file; ``language`` is a code such as ``en``."""
 
@@ -36,7 +44,16 @@ class TranscriptionRequest(KindRequest):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unserved(cls, fields: Any) -> Any:
-        return refuse_unserved(fields, _UNSERVED)
+        asked = {name: value for name, value in fields.items() if not _is_neutral(name, value)}
+        refuse_unserved(asked, _UNSERVED)
+        return fields
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    try:
+        return float(value) in _NEUTRAL.get(name, ())
+    except (TypeError, ValueError):
+        return False
 
 
 def form_of(*, translates: bool) -> dict[str, Any]:
