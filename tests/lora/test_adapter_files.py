@@ -177,6 +177,18 @@ def test_whatever_reading_raises_is_a_model_error_that_names_the_directory(
     assert caplog.records[0].exc_info
 
 
+def test_a_lack_of_memory_is_not_told_as_damage(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+
+    with pytest.raises(MemoryError):
+        read_adapter(directory)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "error", "message"),
     [

@@ -32,7 +32,7 @@ _HEADS = frozenset(
             "logits_proj",
         ),
         *("multiple_choice_head", "projection_head", "entity_predictions", "contact_head"),
-        *("logits_proj", "v_head", "pooler"),
+        *("v_head", "pooler"),
     }
 )
 _FIX = "Download the model again; config.json and weights must be of the same model."
@@ -44,11 +44,11 @@ def reading(path: Path) -> Iterator[None]:
 
     Raises:
         UnsupportedModel: the library does not have what the model asks for.
-        DamagedModel: anything else, but for a lack of memory.
+        DamagedModel: anything else, but for a lack of memory and faults of the device.
     """
     try:
         yield
-    except (TidemillError, MemoryError, torch.OutOfMemoryError):
+    except (TidemillError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]

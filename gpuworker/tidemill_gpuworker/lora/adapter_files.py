@@ -72,7 +72,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
     """
     try:
         return _read_files(directory)
-    except ModelError:
+    except (ModelError, MemoryError):
         raise
     except Exception as error:
         _log.warning("%s: reading the adapter failed", directory, exc_info=True)
