@@ -245,6 +245,15 @@ def test_a_tensor_without_a_place_is_named(opt_dir: Path) -> None:
         make_runner(opt_dir)
 
 
+def test_buffers_of_old_checkpoints_are_passed_over(tmp_path: Path) -> None:
+    save_case(CASES["gpt2"], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 8, 8).tril()
+    tensors["transformer.h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    make_runner(tmp_path)
+
+
 def test_a_tensor_of_another_shape_is_refused(opt_dir: Path) -> None:
     tensors = load_file(opt_dir / "model.safetensors")
     tensors["model.decoder.layers.1.fc1.bias"] = torch.zeros(95)

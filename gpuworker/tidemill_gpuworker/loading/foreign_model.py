@@ -104,6 +104,11 @@ def check_finite(outputs: torch.Tensor, model_dir: Path, dtype: torch.dtype) -> 
         )
 
 
+def is_buffer(name: str) -> bool:
+    """Whether a tensor that a model has no place for follows from its config."""
+    return name.rpartition(".")[2] in _BUFFERS
+
+
 def _needed(names: Collection[str], unused: Sequence[str]) -> list[str]:
     return sorted(name for name in names if not any(part in name for part in unused))
 
@@ -112,7 +117,7 @@ def _is_elsewhere(name: str, model: Any) -> bool:
     """Whether the model computes the same with a tensor as without it."""
     base = model.base_model
     own = name.removeprefix(f"{model.base_model_prefix}.")
-    if own.rpartition(".")[2] in _BUFFERS:
+    if is_buffer(own):
         return True
     part = own.partition(".")[0]
     parts = {each for owner in (model, base) for each, _ in owner.named_children()}

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from tidemill.protocol.errors import DamagedModel, UnsupportedModel
+from tidemill_gpuworker.loading.foreign_model import is_buffer
 from tidemill_gpuworker.loading.loader import Checkpoint
 from tidemill_gpuworker.loading.model_choice import LoadOptions, MakeCache, Model
 from tidemill_gpuworker.loading.model_config import ModelConfig
@@ -114,6 +115,10 @@ def _check_complete(config: TransformersConfig, info: Mapping[str, object]) -> N
     }
     for kind, complaint in kinds.items():
         found = info.get(kind)
-        if isinstance(found, set | list | tuple) and found:
-            first = min(name if isinstance(name, str) else str(name[0]) for name in found)
-            raise DamagedModel(f"{config.model_dir}: tensor {first} {complaint}", fix=_FIX)
+        if not isinstance(found, set | list | tuple):
+            continue
+        names = {name if isinstance(name, str) else str(name[0]) for name in found}
+        if kind == "unexpected_keys":
+            names = {name for name in names if not is_buffer(name)}
+        if names:
+            raise DamagedModel(f"{config.model_dir}: tensor {min(names)} {complaint}", fix=_FIX)
