@@ -183,6 +183,16 @@ def test_a_tensor_that_is_missing_is_not_made_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_tensor_that_would_be_dropped_is_refused(tmp_path: Path) -> None:
+    model = make_golden_model("llama untied")
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(model, path, more={"blk.0.attn_q.bias": [1.0] * model.config.hidden_size})
+
+    with pytest.raises(ModelError, match=r"holds blk\.0\.attn_q\.bias, which"):
+        gguf_model_dir(path, tmp_path / "cache", SilentReport())
+
+
+@pytest.mark.slow
 def test_a_stretched_context_is_kept(tmp_path: Path) -> None:
     divisors = [1.0, 1.0, 1.25, 3.0, 8.0, 8.0, 8.0, 8.0]
     path = tmp_path / "tiny.gguf"

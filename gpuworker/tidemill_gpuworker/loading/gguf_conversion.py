@@ -12,7 +12,9 @@ from typing import Any
 from tidemill.protocol.errors import ModelError
 from tidemill_gpuworker.demo.demo_interrupt import child
 from tidemill_gpuworker.loading.gguf_rope import rope_scaling
+from tidemill_gpuworker.loading.gguf_tensors import known_tensors, unused_tensors
 
+_ARCHITECTURE_FIELD = "general.architecture"
 _CHAT_TEMPLATE_FIELD = "tokenizer.chat_template"
 _PRE_TOKENIZER_FIELD = "tokenizer.ggml.pre"
 
@@ -33,7 +35,7 @@ def convert(gguf: Path, out: Path) -> None:
         raise ModelError(
             f"{gguf.name} could not be converted: {lines[-1] if lines else status}",
             fix="Check that the packages of tidemill[worker] are installed, and that transformers"
-            " reads GGUF files of this architecture.",
+            " reads GGUF files of this architecture; or give the model as safetensors.",
         )
 
 
@@ -56,14 +58,14 @@ def _convert_here(gguf: Path, out: Path) -> None:
 
     reader = GGUFReader(gguf)
     tokenizer = _load_tokenizer(gguf, reader)
-    model = _load_weights(gguf)
+    model = _load_weights(gguf, reader)
     _stretch(model.config, reader)
     _agree_on_special_tokens(model, tokenizer)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
-def _load_weights(gguf: Path) -> Any:
+def _load_weights(gguf: Path, reader: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -77,7 +79,19 @@ def _load_weights(gguf: Path) -> Any:
     if info["missing_keys"]:
         # transformers goes on, with random numbers in their place.
         sys.exit(f"the file does not hold {min(info['missing_keys'])}")
+    _check_that_all_are_used(model, reader, info["unexpected_keys"])
     return model
+
+
+def _check_that_all_are_used(model: Any, reader: Any, left_over: set[str]) -> None:
+    known = known_tensors(model, _contents(reader, _ARCHITECTURE_FIELD))
+    if known is None:
+        unused = unused_tensors(left_over, ())
+    else:
+        unused = unused_tensors([tensor.name for tensor in reader.tensors], known)
+    if unused:
+        # transformers goes on without them.
+        sys.exit(f"the file holds {unused[0]}, which transformers' model has no place for")
 
 
 def _stretch(config: Any, reader: Any) -> None:

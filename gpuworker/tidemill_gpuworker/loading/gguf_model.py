@@ -18,7 +18,7 @@ _COUNTS = struct.Struct("<IQQ")
 _VERSIONS = (2, 3)
 _TENSOR_BYTES, _FIELD_BYTES = 24, 13
 #: Raised whenever the conversion's outcome changes, so that old directories are made anew.
-_FORMAT = 2
+_FORMAT = 3
 
 
 def gguf_model_dir(gguf: Path, cache_dir: Path, report: ProgressReport) -> Path:
