@@ -11,6 +11,7 @@ from typing import Any
 
 from tidemill.protocol.errors import ModelError
 from tidemill_gpuworker.demo.demo_interrupt import child
+from tidemill_gpuworker.loading.gguf_gemma import scale_queries
 from tidemill_gpuworker.loading.gguf_rope import rope_scaling
 from tidemill_gpuworker.loading.gguf_tensors import known_tensors, unused_tensors
 
@@ -60,6 +61,7 @@ def _convert_here(gguf: Path, out: Path) -> None:
     tokenizer = _load_tokenizer(gguf, reader)
     model = _load_weights(gguf, reader)
     _stretch(model.config, reader)
+    scale_queries(model.config)
     _agree_on_special_tokens(model, tokenizer)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
