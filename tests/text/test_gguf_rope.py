@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tidemill_gpuworker.loading.gguf_rope import rope_scaling
+from tidemill_gpuworker.loading.gguf_rope import rope_scaling, rotated_share
 from tidemill_gpuworker.loading.rope_settings import RopeSettings
 
 HEAD_DIM, CONTEXT, THETA = 64, 131072, 500000.0
@@ -98,3 +98,21 @@ def test_longrope_has_its_lists_and_its_amplitude() -> None:
 
 def test_divisors_of_another_family_are_left_to_its_config() -> None:
     assert read("gemma4", {"context_length": 64}, rope_freqs=[1e30] * 8) == {}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rotated", "share"),
+    [("phi3", 96, 0.75), ("phi3", 128, 1.0), ("stablelm", 32, 0.25)],
+)
+def test_the_rotated_part_of_a_head_is_that_of_the_file(
+    architecture: str, rotated: int, share: float
+) -> None:
+    sizes = {"rope.dimension_count": rotated, "embedding_length": 3072, "attention.head_count": 24}
+    known: dict[str, Any] = {f"{architecture}.{name}": size for name, size in sizes.items()}
+    found = rotated_share((known | {"general.architecture": architecture}).get)
+    assert found == {"partial_rotary_factor": share}
+
+
+def test_a_family_that_rotates_whole_heads_keeps_its_settings() -> None:
+    known: dict[str, Any] = {"general.architecture": "llama", "llama.rope.dimension_count": 64}
+    assert rotated_share(known.get) == {}

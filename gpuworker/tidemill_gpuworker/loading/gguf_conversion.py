@@ -12,7 +12,7 @@ from typing import Any
 from tidemill.protocol.errors import ModelError
 from tidemill_gpuworker.demo.demo_interrupt import child
 from tidemill_gpuworker.loading.gguf_gemma import scale_queries
-from tidemill_gpuworker.loading.gguf_rope import rope_scaling
+from tidemill_gpuworker.loading.gguf_rope import rope_scaling, rotated_share
 from tidemill_gpuworker.loading.gguf_tensors import known_tensors, unused_tensors
 
 _ARCHITECTURE_FIELD = "general.architecture"
@@ -98,7 +98,11 @@ def _check_that_all_are_used(model: Any, reader: Any, left_over: set[str]) -> No
 
 def _stretch(config: Any, reader: Any) -> None:
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
-    settings = rope_scaling(lambda name: _contents(reader, name), tensors.get)
+
+    def field(name: str) -> Any:
+        return _contents(reader, name)
+
+    settings = rope_scaling(field, tensors.get) | rotated_share(field)
     if settings:
         # Families whose layers differ have settings for each kind, and stretch those of full ones.
         config.rope_parameters.get("full_attention", config.rope_parameters).update(settings)

@@ -1,4 +1,4 @@
-"""What a GGUF file says of a stretched context, which transformers' reader passes over.
+"""What a GGUF file says of rotary embeddings, which transformers' reader passes over.
 
 llama.cpp keeps the settings of linear and yarn scaling in fields.  Of llama3 and longrope it keeps
 what each frequency is divided by, in tensors: the first is a longrope whose two lists are one.
@@ -14,6 +14,18 @@ _FREQUENCIES = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 #: Of a yarn scaling, by the names of config.json.
 _YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+#: Families that rotate a part of each head, of which transformers' reader keeps the default.
+_PARTIAL = ("nemotron", "phi3", "stablelm")
+
+
+def rotated_share(field: Lookup) -> dict[str, float]:
+    """Return which part of each head is rotated, where families differ in it."""
+    architecture = field("general.architecture")
+    if architecture not in _PARTIAL:
+        return {}
+    names = ("rope.dimension_count", "embedding_length", "attention.head_count")
+    rotated, hidden, heads = (field(f"{architecture}.{name}") for name in names)
+    return {} if rotated is None else {"partial_rotary_factor": rotated / (hidden // heads)}
 
 
 def rope_scaling(field: Lookup, tensor: Lookup) -> dict[str, Any]:
