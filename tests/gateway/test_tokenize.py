@@ -12,7 +12,9 @@ from support.tiny_tokenizers import SPECIAL, byte_level_tokenizer
 from tidemill.gateway.app import MAX_PROMPT_BODY_BYTES
 from tidemill.gateway.body_limit import MAX_COLONS, MAX_COMMAS, MAX_OPENED
 from tidemill.gateway.prompts import MAX_TEXT_BYTES
+from tidemill.gateway.routes.tokenize import only_generator
 from tidemill.protocol.codec import MAX_ARRAY_LEN
+from tidemill.protocol.messages import ModelCard
 from tidemill.service.prompt import MAX_MESSAGES
 
 
@@ -37,6 +39,17 @@ def test_the_tokenizer_is_described(site: Site) -> None:
     told = httpx.get(f"{site.url}/tokenizer_info", params={"model": MODEL}).json()
     assert told["eos_token"] == SPECIAL and told["chat_template"] == CHAT_TEMPLATE
     assert "bos_token" not in told
+
+
+def test_who_names_no_model_means_the_only_one_that_generates() -> None:
+    def card(name: str, task: Any) -> ModelCard:
+        sizes = {"max_model_len": 8, "vocab_size": 9}
+        return ModelCard(name=name, revision="r", tokenizer_digest="d", task=task, **sizes)
+
+    cards = [card("minilm", "embed"), card("m", "generate"), card("whisper", "transcribe")]
+    assert only_generator(cards) == "m"
+    assert only_generator([*cards, card("other", "generate")]) is None
+    assert only_generator([card("minilm", "embed")]) is None
 
 
 def refused(site: Site, path: str, body: dict[str, Any], status: int = 400) -> dict[str, Any]:

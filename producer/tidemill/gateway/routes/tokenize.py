@@ -1,12 +1,13 @@
 """``/tokenize``, ``/detokenize`` and ``/tokenizer_info``."""
 
+from collections.abc import Iterable
 from functools import partial
 
 import orjson
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from tidemill.gateway.call import CurrentCall
+from tidemill.gateway.call import Call, CurrentCall
 from tidemill.gateway.chatting import continued
 from tidemill.gateway.checks import refuse, valid_text
 from tidemill.gateway.json_bodies import JsonRoute
@@ -34,8 +35,7 @@ async def tokenize(call: CurrentCall, body: TokenizeRequest) -> Response:
     """Turn a text or a conversation into token ids."""
     if (body.prompt is None) == (body.messages is None):
         raise refuse("prompt", "exactly one of prompt and messages is needed")
-    card = await call.producer.model(body.model)
-    tokenizer = await call.producer.tokenizer(body.model)
+    card, tokenizer = await _meant(call, body.model)
     answer = await beside_loop(partial(_tokenized, body, tokenizer, card))
     return Response(answer, media_type="application/json")
 
@@ -43,8 +43,7 @@ async def tokenize(call: CurrentCall, body: TokenizeRequest) -> Response:
 @router.post("/detokenize")
 async def detokenize(call: CurrentCall, body: DetokenizeRequest) -> Detokenized:
     """Turn token ids into text."""
-    card = await call.producer.model(body.model)
-    tokenizer = await call.producer.tokenizer(body.model)
+    card, tokenizer = await _meant(call, body.model)
     _check_ids(body.tokens, card)
     decode = partial(tokenizer.decode, body.tokens, skip_special_tokens=False)
     text = await beside_loop(decode)
@@ -54,8 +53,7 @@ async def detokenize(call: CurrentCall, body: DetokenizeRequest) -> Detokenized:
 @router.get("/tokenizer_info", response_model_exclude_none=True)
 async def tokenizer_info(call: CurrentCall, model: str | None = None) -> TokenizerInfo:
     """Describe a model's tokenizer."""
-    card = await call.producer.model(model)
-    tokenizer = await call.producer.tokenizer(model)
+    card, tokenizer = await _meant(call, model)
     special = tokenizer.special_tokens
     return TokenizerInfo(
         model=card.name,
@@ -68,6 +66,18 @@ async def tokenizer_info(call: CurrentCall, model: str | None = None) -> Tokeniz
         unk_token=special.get("unk_token"),
         chat_template=tokenizer.chat_template or None,
     )
+
+
+def only_generator(cards: Iterable[ModelCard]) -> str | None:
+    """Return the name of the only model that generates, None if there are none or several."""
+    names = [card.name for card in cards if card.task == "generate"]
+    return names[0] if len(names) == 1 else None
+
+
+async def _meant(call: Call, model: str | None) -> tuple[ModelCard, Tokenizer]:
+    # Clients such as lm-eval name none here; what makes vectors beside it is not what they mean.
+    name = only_generator(await call.producer.models()) if model is None else model
+    return await call.producer.model(name), await call.producer.tokenizer(name)
 
 
 def _tokenized(body: TokenizeRequest, tokenizer: Tokenizer, card: ModelCard) -> bytes:
