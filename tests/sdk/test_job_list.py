@@ -58,8 +58,8 @@ def test_a_page_looks_at_a_bounded_number_of_jobs_and_says_where_to_go_on(
     rare = producer.submit([1])
     producer.cancel(rare.id)
     # All newer ones are gone by their time, which the leader has not noted yet.
-    prefix = rare.id[:-4]
-    newer = {f"{prefix}Z{n:03X}"[:32]: 0 for n in range(MAX_LOOKED_AT)}
+    latest = f"{rare.id[:-10]}ZZZZZZZ"
+    newer = {f"{latest}{n:03X}": 0 for n in range(MAX_LOOKED_AT)}
     redis_client.zadd(KEYS.jobs("default"), newer)
     page = producer.job_page(state="cancelled")
     assert (page.jobs, page.has_more) == ((), True)

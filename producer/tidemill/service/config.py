@@ -90,7 +90,8 @@ def load_api_keys(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
 
     Raises ``ConfigError`` if it is set and holds none: without a key everybody would be let in.
     """
-    text = _Environment(os.environ if environ is None else environ).text("TIDEMILL_API_KEY")
+    env = _Environment(os.environ if environ is None else environ)
+    text = env.text("TIDEMILL_API_KEY")
     keys = split_keys(text)
     if text and not keys:
         raise ConfigError("TIDEMILL_API_KEY holds no key", fix="Put one into it, or unset it.")
