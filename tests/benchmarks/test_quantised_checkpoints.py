@@ -11,6 +11,8 @@ from support.quantised_models import FORMATS, make_plain_model
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "quantised_checkpoints.py"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
